@@ -40,10 +40,14 @@ def quantize_fp8(x: Tensor, axis: int | None = None, scale: Tensor | None = None
     x = x.float()
     if scale is None:
         others = [dim for dim in range(x.dim()) if axis is None or dim != axis % x.dim()]
-        amax = x.abs().amax(others, keepdim=axis is not None)
-        scale = amax / E4M3_MAX
-        scale = scale.masked_fill(scale == 0, 1.0)
+        scale = scale_of(x.abs().amax(others, keepdim=axis is not None))
     return FP8((x / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn), scale)
+
+
+def scale_of(amax: Tensor) -> Tensor:
+    """amax / 448, fp32; 1 for a tensor of zeros. `amax`: max |x|."""
+    scale = amax.float() / E4M3_MAX
+    return scale.masked_fill(scale == 0, 1.0)
 
 
 def fake_fp8(x: Tensor, axis: int | None = None, scale: Tensor | None = None) -> Tensor:

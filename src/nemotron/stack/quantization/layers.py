@@ -15,6 +15,7 @@ Shapes: [N, K] a weight, [E, N, K] a stack of experts, [..., K] an operand.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,8 +31,7 @@ from nemotron.stack.models.kernels.linear import Linear, Rounding
 from nemotron.stack.models.mamba2 import Mamba2
 from nemotron.stack.models.moe import Experts
 from nemotron.stack.models.nemotron_h import NemotronH
-from nemotron.stack.quantization.fp8 import E4M3_MAX
-from nemotron.stack.quantization.fp8_ptq import FP8, fake_fp8, quantize_fp8
+from nemotron.stack.quantization.fp8_ptq import FP8, fake_fp8, quantize_fp8, scale_of
 from nemotron.stack.quantization.nvfp4 import NVFP4, choose_scales, fake_nvfp4, global_scale_of, quantize_with_scales
 from nemotron.stack.quantization.ssm_state import fp16_state
 
@@ -127,22 +127,27 @@ def quantize(
 ) -> Quantization:
     """Codes and scales of the plan's matrices, and static scales of activations from their largest values."""
     input_scales = {
-        name: fp8_scale(amax.inputs[name]) if algorithm == "FP8" else global_scale_of(torch.tensor(amax.inputs[name]))
+        name: (scale_of if algorithm == "FP8" else global_scale_of)(torch.tensor(amax.inputs[name]))
         for name, algorithm in plan.items()
         if algorithm != "W4A16_NVFP4"
     }
-    kv_scales = {name: fp8_scale(largest) for name, largest in amax.kv.items()}
+    kv_scales = {name: scale_of(torch.tensor(largest)) for name, largest in amax.kv.items()}
     return Quantization(plan, quantize_weights(model, plan, scales), input_scales, kv_scales, ssm_state)
 
 
-def fp8_scale(amax: float) -> Tensor:
-    """amax / 448, an fp32 scalar; 1 where everything was zero."""
-    return torch.tensor(amax or E4M3_MAX, dtype=torch.float32) / E4M3_MAX
+def fused_with(name: str) -> list[str]:
+    """The matrices that engines store and multiply as one with this, which is among them: q, k and v of a block."""
+    block = re.fullmatch(r"(.*)\.[qkv]_proj", name)
+    return [f"{block[1]}.{each}_proj" for each in "qkv"] if block else [name]
 
 
 @torch.no_grad()
 def quantize_weights(model: NemotronH, plan: Mapping[str, QuantAlgo], scales: WeightScales) -> dict[str, Packed]:
     """Codes and scales of every matrix of the plan; `scales`: how NVFP4's are chosen (FP8's are max |w| / 448).
+
+    q, k and v of a block have one global scale in NVFP4, and one scale in FP8, that of the largest value of the three.
+    Engines fuse them and go by the largest of their scales: of NVFP4 they would read the codes of the others with it.
+    (ModelOpt does the same in NVFP4, `preprocess_linear_fusion`; in FP8 it leaves it to the engine to round again.)
 
     Raises:
         ValueError: the inner dimension of a matrix is no multiple of 16, the block of NVFP4.
@@ -150,11 +155,13 @@ def quantize_weights(model: NemotronH, plan: Mapping[str, QuantAlgo], scales: We
     packed: dict[str, Packed] = {}
     for name, algorithm in plan.items():
         weight = matrix(model, name).float()
+        fused = [matrix(model, each) for each in fused_with(name) if plan.get(each) == algorithm]
+        amax = torch.stack([each.abs().amax((-2, -1), keepdim=each.dim() == 3) for each in fused]).amax(0).float()
         if algorithm == "FP8":
-            packed[name] = quantize_fp8(weight, axis=0 if weight.dim() == 3 else None)
+            packed[name] = quantize_fp8(weight, scale=scale_of(amax))
             continue
         try:
-            global_scale = global_scale_of(weight.abs().amax((-2, -1), keepdim=weight.dim() == 3), scales)
+            global_scale = global_scale_of(amax, scales)
             packed[name] = quantize_with_scales(weight, choose_scales(weight, global_scale, scales), global_scale)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error

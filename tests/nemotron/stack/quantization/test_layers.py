@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,24 +10,25 @@ import torch
 from torch import Tensor
 
 from nemo_runspec.errors import RunFailed
-from nemotron.kit.schemas.quantization import PrecisionConfig
+from nemotron.kit.schemas.quantization import PrecisionConfig, QuantAlgo
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.kernels.linear import Linear
 from nemotron.stack.models.moe import Experts
 from nemotron.stack.models.published.presets import PRESETS
 from nemotron.stack.quantization.calibration import calibrate
-from nemotron.stack.quantization.fp8_ptq import fake_fp8
+from nemotron.stack.quantization.fp8_ptq import FP8, fake_fp8
 from nemotron.stack.quantization.layers import (
     Quantization,
     matrix,
     plan_layers,
     quantize,
+    quantize_weights,
     quantized_weights,
     repacked,
     round_activations,
 )
-from nemotron.stack.quantization.nvfp4 import fake_nvfp4
+from nemotron.stack.quantization.nvfp4 import NVFP4, fake_nvfp4
 from nemotron.stack.training.loaders import Batch
 
 from .quantized_models import RELEASED, TINY, UNQUANTIZED, bf16_model
@@ -112,6 +114,36 @@ def test_calibration_sees_what_is_multiplied() -> None:
     kv = ("backbone.layers.3.mixer.k_proj", "backbone.layers.3.mixer.v_proj")
     assert amax.kv == {name: pytest.approx(seen[f"{name} out"].item(), rel=1e-5) for name in kv}
     assert all(module.round_input is None for module in model.modules() if isinstance(module, Linear | Experts))
+
+
+# ---- weights
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_NVFP4", "FP8"])
+def test_an_engine_that_fuses_q_k_and_v_reads_what_we_do(algorithm: QuantAlgo) -> None:
+    model = bf16_model()
+    names = [f"backbone.layers.3.mixer.{each}_proj" for each in "qkv"]
+    for factor, name in enumerate(names, start=1):
+        matrix(model, name).data *= factor
+    packed = quantize_weights(model, dict.fromkeys(names, algorithm), "four_over_six")
+    stored = [each.scale if isinstance(each, FP8) else each.global_scale for each in packed.values()]
+    for name, each in packed.items():  # codes and block scales as stored, the largest of the three scales
+        fused = replace(each, **{"scale" if isinstance(each, FP8) else "global_scale": max(stored)})
+        assert torch.equal(fused.dequantize(), each.dequantize()), name
+        weight = matrix(model, name).detach()
+        assert (each.dequantize() - weight).norm() < 0.15 * weight.norm(), name
+    assert len({float(each) for each in stored}) == 1
+
+
+def test_matrices_in_different_formats_share_no_scale() -> None:
+    model = bf16_model()
+    q, k, o = (f"backbone.layers.3.mixer.{each}_proj" for each in "qko")
+    matrix(model, k).data *= 4
+    matrix(model, o).data *= 8
+    packed = quantize_weights(model, {q: "NVFP4", k: "FP8", o: "NVFP4"}, "max")
+    alone = quantize_weights(model, {q: "NVFP4"}, "max")
+    assert isinstance(mine := packed[q], NVFP4) and isinstance(other := alone[q], NVFP4)
+    assert torch.equal(mine.global_scale, other.global_scale)
 
 
 # ---- the forward pass

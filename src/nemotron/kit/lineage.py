@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -236,7 +236,7 @@ def walk(ref: str, registry: Registry | None = None) -> LineageNode:
     Raises UserError only when `ref` itself cannot be resolved; a problem further up is in the `problem` of its node.
     """
     registry = registry or Registry.default()
-    return _node(registry, registry.resolve(ref), None, ())
+    return _node(registry, registry.resolve(ref), None, (), {})
 
 
 def problems(node: LineageNode) -> list[str]:
@@ -251,10 +251,15 @@ def raw_sources(node: LineageNode) -> list[RawSource]:
 
 
 def iterate(node: LineageNode) -> Iterator[LineageNode]:
-    """The node and everything above it, depth first."""
-    yield node
-    for parent in node.inputs:
-        yield from iterate(parent)
+    """The node and everything above it, depth first, each artifact once: rounds of data that the model before made
+    have exponentially many ways up."""
+    seen, ahead = set(), [node]
+    while ahead:
+        each = ahead.pop()
+        if (each.ref, each.digest, each.problem) not in seen:
+            seen.add((each.ref, each.digest, each.problem))
+            yield each
+            ahead += reversed(each.inputs)
 
 
 def format_lineage(node: LineageNode, *, digits: int = 12) -> list[str]:
@@ -262,7 +267,11 @@ def format_lineage(node: LineageNode, *, digits: int = 12) -> list[str]:
     return _format(node, "", "", digits, set())
 
 
-def _node(registry: Registry, version: Version, role: str | None, path: tuple[str, ...]) -> LineageNode:
+def _node(
+    registry: Registry, version: Version, role: str | None, path: tuple[str, ...], known: dict[str, LineageNode]
+) -> LineageNode:
+    if version.pinned in known:
+        return replace(known[version.pinned], role=role)
     record = version.record
     sources = tuple(RawSource(s["name"], s.get("sha256"), s.get("detail")) for s in record.get("sources") or [])
     inputs = []
@@ -275,9 +284,9 @@ def _node(registry: Registry, version: Version, role: str | None, path: tuple[st
         except UserError as error:
             inputs.append(LineageNode(ref, digest, input_role, problem=error.message))
         else:
-            inputs.append(_node(registry, parent, input_role, (*path, version.pinned)))
+            inputs.append(_node(registry, parent, input_role, (*path, version.pinned), known))
     producer = record.get("producer") or {}
-    return LineageNode(
+    known[version.pinned] = LineageNode(
         ref=version.ref,
         digest=version.digest,
         role=role,
@@ -287,6 +296,7 @@ def _node(registry: Registry, version: Version, role: str | None, path: tuple[st
         sources=sources,
         inputs=tuple(inputs),
     )
+    return known[version.pinned]
 
 
 def _format(node: LineageNode, first: str, rest: str, digits: int, shown: set[str]) -> list[str]:

@@ -112,17 +112,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Raises UserError naming file and line where a line is not a JSON object.
     """
-    return parse_metrics(path.read_text(encoding="utf-8"), str(path)) if path.exists() else []
+    return parse_metrics(path.read_bytes(), str(path)) if path.exists() else []
 
 
-def parse_metrics(text: str, where: str) -> list[dict[str, Any]]:
-    """As `read_metrics`, of the text of such a file; `where` is its name for messages."""
+def parse_metrics(content: bytes, where: str) -> list[dict[str, Any]]:
+    """As `read_metrics`, of the content of such a file; `where` is its name for messages."""
     records = []
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
+    # Lines are decoded one by one: the last one may be cut within a character.
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            records.append({key: _restored(value) for key, value in json.loads(line).items()})
+            records.append({key: _restored(value) for key, value in json.loads(line.decode()).items()})
         except (ValueError, AttributeError):
-            raise UserError(f"{where}:{number}: not a JSON object: {line[:60]}") from None
+            shown = line.decode(errors="replace")[:60]
+            raise UserError(f"{where}:{number}: not a JSON object: {shown}") from None
     return records
 
 

@@ -20,6 +20,7 @@ from nemotron.kit.run import LOCK_FILE, METRICS_FILE, PHASES_FILE, PUBLISHED_FIL
 
 HEADLINES = ("loss", "reward")  # the metric that stands for a run, the first one that it logs
 _TAIL_BYTES = 1 << 16
+_LEAST_OF_FINGERPRINT = 4  # characters: fewer are a slip, and `runs rm` deletes what they mean
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,15 @@ def _last_written(run: RecordedRun) -> float:
 
 
 def find_run(word: str, *, logged: bool = False) -> RecordedRun:
-    """The run that `word` means: a directory, a whole name or its end, the start of a fingerprint, or `nano3/sft`.
+    """The run that `word` means: a directory, a whole name or its end, four or more characters of a fingerprint's
+    start, or `nano3/sft`.
 
     Of several runs of `nano3/sft` the newest one; with `logged` the newest that has logged metrics, if any has.
 
     Raises UserError: there is none, or a fingerprint's start fits several.
     """
+    if not word.strip("/"):
+        raise UserError(f"no run {word!r}: the name is empty", "nemotron runs list names them")
     path, root = expanded(word), output_root()
     if (path / STATE_FILE).is_file():
         path = path.absolute()
@@ -130,10 +134,11 @@ def find_run(word: str, *, logged: bool = False) -> RecordedRun:
     word = word.strip("/")
     of_stage = [run for run in runs if f"/{run.name.rpartition('/')[0]}".endswith(f"/{word}")]
     with_metrics = [run for run in of_stage if run.last_metrics()] if logged else []
+    begun = [run for run in runs if str(run.state.get("fingerprint", "")).startswith(word)]
     for matching in (
         [run for run in runs if f"/{run.name}".endswith(f"/{word}")],
         (with_metrics or of_stage)[-1:],
-        [run for run in runs if str(run.state.get("fingerprint", "")).startswith(word)],
+        [run for run in begun if len(word) >= _LEAST_OF_FINGERPRINT],
     ):
         if len(matching) > 1:
             raise UserError(f"{word}: {len(matching)} runs", f"choose from: {', '.join(run.name for run in matching)}")
@@ -144,6 +149,8 @@ def find_run(word: str, *, logged: bool = False) -> RecordedRun:
             return matching[0]
     if not runs:
         raise UserError(f"no run {word!r}: there are none in {root}")
+    if begun:
+        raise UserError(f"no run {word!r}: at least {_LEAST_OF_FINGERPRINT} characters of a fingerprint are needed")
     names = [run.name for run in runs] + [run.name.rpartition("/")[0] for run in runs]
     # All begin with the family's name, which alone brings nano3/pretrain near nano3/eval: the last part decides.
     last = word.rpartition("/")[2]

@@ -17,6 +17,7 @@ from nemotron.kit.lineage import (
     RawSource,
     WandbTracker,
     format_lineage,
+    iterate,
     problems,
     raw_sources,
     set_lineage_tracker,
@@ -92,6 +93,25 @@ def test_what_is_missing_or_replaced_is_shown_and_does_not_stop_the_walk(chain, 
     assert text.count("!! ") == 2
     with pytest.raises(UserError):
         walk("nothing", registry)
+
+
+def test_rounds_of_data_made_by_the_model_before_are_walked_once_each(registry, out, monkeypatch):
+    def publish(name, **inputs):
+        record = {"type": "Model", "inputs": {role: version.pinned for role, version in inputs.items()}}
+        (out / "who").write_text(name)
+        return registry.publish(name, out, record)
+
+    model = publish("model-0")
+    for number in range(1, 11):
+        data = publish(f"data-{number}", judge=model)
+        model = publish(f"model-{number}", data=data, model=model)
+    read, resolve = [], registry.resolve
+    monkeypatch.setattr(registry, "resolve", lambda ref: read.append(ref) or resolve(ref))
+    node = walk("model-10", registry)
+    assert len(read) == 1 + 3 * 10  # the model, and three inputs a round
+    assert [each.role for each in node.inputs] == ["data", "model"] and node.inputs[0].inputs[0].role == "judge"
+    assert len(list(iterate(node))) == 1 + 2 * 10
+    assert len(format_lineage(node)) == 1 + 3 * 10
 
 
 def test_an_origin_that_nobody_stated_is_a_note_and_no_fault(registry, out):

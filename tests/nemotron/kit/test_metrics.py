@@ -73,6 +73,16 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path):
         read_metrics(path)
 
 
+def test_a_line_cut_within_a_character_is_dropped_and_bytes_that_are_no_text_are_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    whole = '{"step": 1, "text": "é"}\n'.encode()
+    path.write_bytes(whole + whole[: whole.index(b"\xc3") + 1])
+    assert read_metrics(path) == [{"step": 1, "text": "é"}]
+    path.write_bytes(whole + b'{"step": 2, "text": "\xc3"}\n')
+    with pytest.raises(UserError, match=r'metrics\.jsonl:2: not a JSON object: {"step": 2, "text": "\ufffd"}'):
+        read_metrics(path)
+
+
 def test_what_was_logged_is_there_after_kill_9(tmp_path):
     script = (
         "import os, sys, signal; from pathlib import Path; from nemotron.kit.metrics import MetricsLog\n"

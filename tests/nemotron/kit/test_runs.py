@@ -100,6 +100,16 @@ def test_removing_a_run_leaves_what_it_published(script: Path, raw: Dataset, reg
     assert not run.dir.exists() and registry.verify("toy-train-results-tiny:1") == []
 
 
+def test_a_word_that_names_nothing_removes_no_run_though_there_is_only_one(script: Path, raw: Dataset) -> None:
+    with opened(script) as run:
+        pass
+    for word, why in (("", "name is empty"), ("/", "name is empty"), (run.fingerprint[:3], "at least 4 characters")):
+        with pytest.raises(UserError, match=why):
+            raise CliRunner().invoke(app, ["runs", "rm", word]).exception or AssertionError
+        assert run.dir.is_dir()
+    assert find_run(run.fingerprint[:4]).directory == run.dir
+
+
 def test_a_run_is_named_by_folder_end_of_name_fingerprint_or_stage(script: Path, raw: Dataset, tmp_path: Path) -> None:
     for rate in ("0.2", "0.3"):
         with opened(script, f"lr={rate}") as run:

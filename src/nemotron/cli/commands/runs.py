@@ -12,7 +12,7 @@ from nemotron.cli.tool import become_tool
 
 runs = typer.Typer(help="Runs, at work or not: list, show, plot, watch, remove.", no_args_is_help=True)
 
-_RUN = "A folder, the end of a name that `runs list` shows, the start of a fingerprint, or nano3/sft: its newest run."
+_RUN = "A folder, the end of a name that `runs list` shows, the first 4 characters of a fingerprint, or nano3/sft."
 
 
 @runs.command("list")

@@ -20,7 +20,6 @@ import os
 import posixpath
 import re
 import shlex
-import shutil
 import sys
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -37,6 +36,7 @@ from nemo_runspec.runspec import find_script, parse
 from nemo_runspec.user_files import expanded
 from nemotron.kit.steps import RECIPES, STEPS_FILE, Recipe, RecipeStep, read_recipe
 from nemotron.recipes.tools.options import run_tool
+from nemotron.recipes.tools.whole_folder import in_one_step
 
 COMMANDS = RECIPES.parent / "cli" / "commands"
 TEMPLATES = Path(__file__).parent / "fork_project"
@@ -249,24 +249,21 @@ def _license() -> str | None:
 
 
 def write_project(files: dict[str, str], target: Path) -> None:
-    """Write all files or none: into a folder beside `target`, which then takes its name.
+    """Write all files or none: into a folder of its own, which then becomes `target`.
 
     UserError: it is there and not empty, or the folder that it is to be in is not.
     """
-    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+    if (target.is_symlink() or target.exists()) and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists and is not an empty folder", "--into names another one")
     if not target.parent.is_dir():
         raise UserError(f"there is no folder {target.parent}", "make it first, or name another one by --into")
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        for path, text in files.items():
-            (beside / path).parent.mkdir(parents=True, exist_ok=True)
-            (beside / path).write_text(text, encoding="utf-8")
-        beside.rename(target)
-    except OSError as error:
-        raise UserError(f"cannot write {error.filename or target}: {error.strerror}") from None
-    finally:  # Ctrl-C comes by here, too
-        shutil.rmtree(beside, ignore_errors=True)
+    with in_one_step(target.resolve(), [], "fork") as folder:
+        try:
+            for path, text in files.items():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {error.filename or target}: {error.strerror}") from None
 
 
 def main(options: Options) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import UserError
 from nemotron.kit.model_folder import ADAPTER_FOLDER, LISTED_FILES, MANIFEST_FILE, is_model_file
+from nemotron.recipes.tools.whole_folder import entries, in_one_step
 
 
 def write_manifest(folder: Path) -> None:
@@ -59,33 +59,13 @@ def whole_directory(output: Path, force: bool) -> Iterator[Path]:
         UserError: `output` cannot be made, or is not empty. With `force` only if it holds anything but a model: nothing
             else is deleted.
     """
-    output = Path(os.path.abspath(output))  # noqa: PTH100 - links stay links
+    output = Path(os.path.realpath(output))  # also where it does not exist, or is a link to nowhere
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file, a directory expected")
-    present = sorted(entry.name for entry in output.iterdir()) if output.is_dir() else []
+    present = entries(output) if output.is_dir() else []
     if present and not force:
         raise UserError(f"{output} is not empty", "give another directory, or --force to replace the model in it")
     if strangers := [name for name in present if not is_model_file(name) and name != ADAPTER_FOLDER]:
         raise UserError(f"{output} holds {strangers[0]}, which is no part of a model: --force does not delete it")
-    aside = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    old = output.with_name(f".{output.name}.old-{os.getpid()}")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        aside.mkdir()
-    except OSError as error:
-        raise UserError(f"cannot write to {output}: {error.strerror}: {error.filename}") from error
-    try:
-        yield aside
-        try:
-            if present:
-                output.rename(old)
-            aside.rename(output)
-        except OSError as error:  # another export into the same directory was quicker
-            raise UserError(f"{output} was written by another export meanwhile", "give another directory") from error
-    except BaseException:
-        if old.exists() and not output.exists():
-            old.rename(output)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+    with in_one_step(output, present, "export") as folder:
+        yield folder

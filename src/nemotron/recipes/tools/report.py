@@ -105,7 +105,7 @@ def run_lines(version: Version, name: str) -> list[dict[str, Any]]:
     folder = run_dir(version)
     if folder is not None and (folder / name).is_file():
         return read_metrics(folder / name)
-    return parse_metrics(version.run_file(name) or "", f"{version.ref}: {name}")
+    return parse_metrics((version.run_file(name) or "").encode(), f"{version.ref}: {name}")
 
 
 def wall_time(version: Version) -> str:

@@ -140,6 +140,16 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(written) == 50 and list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_where_the_shell_stands_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (tmp_path / "link").symlink_to(here)
+    monkeypatch.chdir(tmp_path / "link")
+    main(Options("nano2", "zebra", "."))
+    assert Path("pyproject.toml").is_file() and here.samefile(".") and (tmp_path / "link").is_symlink()
+    assert not [path.name for path in here.iterdir() if path.name.startswith((".partial", ".old"))]
+
+
 def make(folder: Path, family: str) -> Path:
     """A fork called zebra in a folder that is empty already."""
     (folder / "zebra").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -368,6 +369,55 @@ def test_of_two_exports_into_one_directory_the_slower_one_is_refused(tmp_path: P
         quicker.rename(output)
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     assert (output / "config.json").read_text() == "quicker"
+
+
+def test_of_two_exports_into_one_empty_folder_the_slower_one_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="was written by another export meanwhile"),
+        whole_directory(tmp_path, False) as slower,
+    ):
+        (slower / "config.json").write_text("slower")
+        (tmp_path / "config.json").write_text("quicker")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"config.json": "quicker"}
+
+
+def test_a_folder_that_is_there_stays_the_same_one(tmp_path: Path) -> None:
+    """A link would be replaced, a mount point cannot be renamed, and a shell would be in a deleted folder."""
+    output, link = tmp_path / "out", tmp_path / "link"
+    output.mkdir()
+    link.symlink_to(output)
+    inode = output.stat().st_ino
+    for text in ("first", "second"):
+        with whole_directory(link, text == "second") as folder:
+            (folder / "config.json").write_text(text)
+        assert link.is_symlink() and output.stat().st_ino == inode
+        assert [(path.name, path.read_text()) for path in output.iterdir()] == [("config.json", text)]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EBUSY, "Device or resource busy"), KeyboardInterrupt()])
+@pytest.mark.parametrize("done", [False, True])  # Ctrl-C may come when the move is made and nothing has noted it
+def test_a_replacement_that_fails_half_way_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, done: bool
+) -> None:
+    names, rename = ["config.json", "model.safetensors"], Path.rename
+    for name in names:
+        (tmp_path / name).write_text("old")
+
+    def failing(path: Path, target: Path) -> None:
+        if fails := target == tmp_path / "model.safetensors" and path.read_text() == "new":
+            monkeypatch.setattr(Path, "rename", rename)
+        if done or not fails:
+            rename(path, target)
+        if fails:
+            raise error
+
+    monkeypatch.setattr(Path, "rename", failing)
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else UserError
+    with pytest.raises(expected) as failed, whole_directory(tmp_path, True) as folder:
+        for name in names:
+            (folder / name).write_text("new")
+    assert expected is KeyboardInterrupt or str(failed.value) == f"cannot write to {tmp_path}: Device or resource busy"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(names, "old")
 
 
 def test_an_import_knows_where_the_export_came_from(published: Path, exported: Path, tmp_path: Path) -> None:

@@ -185,6 +185,17 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     assert outcomes(mine, "mine") == {"read": 1, "kept": 1, "not read: not a valid task": 1}
 
 
+def test_a_task_whose_fields_are_renamed_keeps_its_conversation(tmp_path: Path) -> None:
+    task = next(task for task in generate_tasks("tool_comparison", "train", 20) if task.messages)
+    record = task.to_dict()
+    renamed = {"question" if key == "prompt" else key: value for key, value in record.items()}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(renamed))
+    own = "sources=[{name: mine, paths: [mine.jsonl], columns: {prompt: question}}]"
+    version = published(tmp_path, prepare("stage2_rl", tmp_path, FEW, "tasks.families=[]", own))
+    [line] = (version.path / "train.jsonl").read_text().splitlines()
+    assert json.loads(line)["task"] == record
+
+
 @pytest.mark.parametrize(
     ("stage", "words"),
     [("stage2_rl", ("tasks.num_tasks=2000",)), pytest.param(PRETRAIN, QUICK, marks=pytest.mark.slow)],

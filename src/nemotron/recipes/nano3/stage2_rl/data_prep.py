@@ -357,7 +357,8 @@ def _own_task(place: str, row: Any, source: SourceConfig) -> Task:
         )
     try:
         # Where columns rename, `{prompt: question}` reads one field under both names.
-        task = Task.from_dict({name: row[name] for name in TASK_FIELDS} if source.columns else row)
+        named = {name: row[name] for name in (*TASK_FIELDS, "messages") if row.get(name) is not None}
+        task = Task.from_dict(named if source.columns else row)
         if task.family.startswith(QUESTIONS):  # whose answer may be a pattern, which does not match itself
             return task
         make_difficulty(task.family)  # knows the families

@@ -26,6 +26,7 @@ _OTHER: dict[str, Any] = {
     "description": "Weather at a place.",
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
 }
+NAMES = (math.CALCULATOR, math.WEATHER)
 _THOUGHTS = ("calculator", "done")
 _EXPRESSION = re.compile(r"\s*(-?[0-9]{1,18})\s*([-+*])\s*(-?[0-9]{1,18})\s*")
 

@@ -10,8 +10,8 @@ The definitions are those of IFEval (Zhou et al. 2023, arXiv 2311.07911) and of 
 
 - A keyword is text, not a regular expression, and stands where a word begins with it: `yields` has `yield`,
   `yieldhaven` has no `haven`.
-- Full-width and other forms of a comma, full stop or exclamation mark are such marks, and a forbidden word with
-  invisible characters in it is still that word.
+- Full-width and other forms of a comma, full stop or exclamation mark are such marks, and a word or letter
+  that is forbidden or counted is still that one with invisible characters in it.
 - JSON has no NaN. A palindrome has three letters. An option is chosen when no other one is named beside it.
 - An empty text, and one of invisible characters, follows nothing (as in IFEval).
 
@@ -196,7 +196,7 @@ def _parts(text: str, divider: str) -> list[str] | None:
 
 
 def _plain(text: str) -> str:
-    """For checks that something is absent: compatibility forms as the plain characters, nothing invisible."""
+    """For checks that something is absent or rare: compatibility forms as the plain characters, nothing invisible."""
     folded = unicodedata.normalize("NFKC", text)
     return "".join(char for char in folded if unicodedata.category(char) != "Cf")
 
@@ -204,7 +204,7 @@ def _plain(text: str) -> str:
 def _count(text: str, keyword: str) -> int:
     """How often a word begins with `keyword`, in any case."""
     start = r"(?<![a-z0-9_])" if re.match(r"[A-Za-z0-9_]", _text(keyword)) else ""
-    return len(re.findall(start + re.escape(keyword), text, re.IGNORECASE))
+    return len(re.findall(start + re.escape(keyword), _plain(text), re.IGNORECASE))
 
 
 def _has_word(text: str, word: str) -> bool:
@@ -267,12 +267,12 @@ def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: s
     """The letter, in any case, occurs at least, or less than, so many times."""
     if len(_text(letter)) != 1:
         raise ValueError(f"{letter!r} is not one letter")
-    return _holds(text.lower().count(letter.lower()), let_relation, let_frequency)
+    return _holds(_plain(text).lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def number_of_letters(text: str, N: int, relation: str) -> bool:
     """At least, or less than, N letters from A to Z."""
-    return _holds(len(re.findall(r"[a-zA-Z]", text)), relation, N)
+    return _holds(len(re.findall(r"[a-zA-Z]", _plain(text))), relation, N)
 
 
 def no_consecutive_initials(text: str) -> bool:
@@ -394,7 +394,7 @@ def _may_be_english(text: str) -> bool:
 
 def capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
     """At least, or less than, so many words in capitals."""
-    return _holds(sum(word.isupper() for word in words_of(text)), capital_relation, capital_frequency)
+    return _holds(sum(word.isupper() for word in words_of(_plain(text))), capital_relation, capital_frequency)
 
 
 # --- Format -----------------------------------------------------------------------------------------------------------

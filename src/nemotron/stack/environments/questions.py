@@ -76,15 +76,15 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
     """Right if one of the answers matches.
 
     `exact`: the response is the answer, but for case, blanks and a final full stop. `contains`: the answer stands in
-    the response as whole words, but for case and blanks. `regex`: it is found in the response. `choice`: the response
-    is the text of that option, or begins with its letter.
+    the response as whole words, but for case and blanks, and a number as no part of another one. `regex`: it is found
+    in the response. `choice`: the response is the text of that option, or begins with its letter.
     """
     answers, said = spec["answers"], _plain(answer)
     match spec["match"]:
         case "exact":
             matches = any(said == _plain(each) for each in answers)
         case "contains":
-            matches = any(re.search(rf"(?<!\w){re.escape(_plain(each))}(?!\w)", said) for each in answers)
+            matches = any(_contains(said, _plain(each)) for each in answers)
         case "regex":
             matches = any(re.search(each, answer) for each in answers)
         case "choice":
@@ -101,6 +101,13 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
     if spec["match"] == "exact":
         return said or None
     return _chosen(spec["options"], answer)
+
+
+def _contains(said: str, answer: str) -> bool:
+    """Whether the answer stands there as whole words, and a number as a whole: 7 is not in 7.5, 7,000, -7 or 1/7."""
+    before = r"(?<![\w+\-\u2212\u2013/])(?<![\d\s][.,])" if answer[:1].isdigit() else r"(?<!\w)"
+    after = r"(?!\w|[+\-\u2212\u2013/.,]\d)" if answer[-1:].isdigit() else r"(?!\w)"
+    return re.search(f"{before}{re.escape(answer)}{after}", f" {said}") is not None
 
 
 def _chosen(options: list[str], answer: str) -> str | None:

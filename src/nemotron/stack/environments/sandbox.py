@@ -8,20 +8,27 @@ config names it.
 One start of the sandbox runs all tests of a program. It brings back what the program returned or printed and nothing
 else: expected outputs stay outside, so there is no checker to patch and no verdict to forge.
 
+What lies in memory and in no process's address space is refused by a filter of system calls: shared memory, queues and
+semaphores of System V, and file systems that a program mounts in a user namespace of its own. Files in memory have the
+size of an output, and a process has 64 of them; /tmp has 16 MiB.
+
 Simplified: what a machine with cgroups could limit for a program as a whole is limited for each of its processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import json
 import os
+import platform
 import secrets
 import selectors
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -41,6 +48,12 @@ _START_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
 _TMP_BYTES = 16 << 20
 _OUTPUTS_BYTES = 32 << 20  # of all tests of a program together
+# Machine -> its number in linux/audit.h, and those of shmget, msgget, semget, mount and fsopen. Memory that they take
+# belongs to no process, so that no limit of one counts it.
+_REFUSED_CALLS = {
+    "x86_64": (0xC000003E, (29, 68, 64, 165, 430)),
+    "aarch64": (0xC00000B7, (194, 186, 190, 40, 430)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +176,14 @@ def _started(
             uid = 1_000_000_000 + secrets.randbelow(1_000_000_000)
     of_a_test = ("wall_seconds", "cpu_seconds", "output_bytes")
     settings = json.dumps({"uid": uid, "rlimits": rlimits, **{name: getattr(limits, name) for name in of_a_test}})
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as seccomp:
+        bubblewrap: tuple[str, ...] = ()
+        if sandbox == "bubblewrap":
+            seccomp.write(_seccomp_filter())
+            seccomp.seek(0)
+            bubblewrap = (*_bubblewrap(), "--seccomp", str(seccomp.fileno()))
         process = subprocess.Popen(
-            [*(_bubblewrap() if sandbox == "bubblewrap" else ()), *_python(), "-c", _driver(), settings],
+            [*bubblewrap, *_python(), "-c", _driver(), settings], pass_fds=[seccomp.fileno()] if bubblewrap else [],
             stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env={}, cwd=folder, start_new_session=True,
         )  # fmt: skip
         with process:
@@ -216,6 +234,23 @@ def _bubblewrap() -> tuple[str, ...]:
         "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
         "--perms", "1777", "--size", str(_TMP_BYTES), "--tmpfs", "/tmp", "--remount-ro", "/", "--chdir", "/tmp",
     )  # fmt: skip
+
+
+@functools.cache
+def _seccomp_filter() -> bytes:
+    """The program, for the kernel's BPF, by which the calls of `_REFUSED_CALLS` end with EPERM; so do all of another
+    machine's (of i386 on x86-64, say), whose numbers are others."""
+    if platform.machine() not in _REFUSED_CALLS:
+        raise SandboxError(f"no filter of system calls for {platform.machine()}")
+    machine, calls = _REFUSED_CALLS[platform.machine()]
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
+    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
+    # (what, instructions to skip if it holds, and if not, value). struct seccomp_data: the call's number, the machine.
+    program = [(load, 0, 0, 4), (equal, 0, len(calls) + 3, machine), (load, 0, 0, 0)]
+    program += [(at_least, len(calls) + 1, 0, 1 << 30)]  # the x32 calls of x86-64
+    program += [(equal, len(calls) - index, 0, call) for index, call in enumerate(calls)]
+    program += [(give, 0, 0, allow), (give, 0, 0, refuse)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
 def _lines(stdout: IO[bytes], seconds: float) -> Iterator[str]:

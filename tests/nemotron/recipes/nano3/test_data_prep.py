@@ -181,8 +181,19 @@ def test_sft_and_rl_data(tmp_path: Path) -> None:
     renamed = [{"question" if key == "prompt" else key: value for key, value in record.items()} for record in records]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(record) + "\n" for record in renamed))
     own = "sources=[{name: mine, paths: [mine.jsonl], columns: {prompt: question}, on_error: skip}]"
-    mine = published(tmp_path, prepare("stage2_rl", tmp_path, "tasks.families=[]", own))
+    mine = published(tmp_path, prepare("stage2_rl", tmp_path, FEW, "tasks.families=[]", own))
     assert outcomes(mine, "mine") == {"read": 1, "kept": 1, "not read: not a valid task": 1}
+
+
+def test_a_task_whose_fields_are_renamed_keeps_its_conversation(tmp_path: Path) -> None:
+    task = next(task for task in generate_tasks("tool_comparison", "train", 20) if task.messages)
+    record = task.to_dict()
+    renamed = {"question" if key == "prompt" else key: value for key, value in record.items()}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(renamed))
+    own = "sources=[{name: mine, paths: [mine.jsonl], columns: {prompt: question}}]"
+    version = published(tmp_path, prepare("stage2_rl", tmp_path, FEW, "tasks.families=[]", own))
+    [line] = (version.path / "train.jsonl").read_text().splitlines()
+    assert json.loads(line)["task"] == record
 
 
 @pytest.mark.parametrize(
@@ -222,6 +233,21 @@ def test_own_tasks_that_evaluation_asks_are_dropped_whatever_they_are_called(tmp
     }
     [line] = (version.path / "train.jsonl").read_text().splitlines()
     assert json.loads(line)["task"] == fine
+
+
+def test_a_source_drops_no_generated_task_but_those_of_your_questions(tmp_path: Path) -> None:
+    # Another workplace may have the same request: the split goes by both.
+    family, few = "workplace_assistant", ("tasks.num_tasks=10000", "tasks.num_valid_tasks=100", "evaluation_tasks=200")
+    spoken = {" ".join(task.prompt.casefold().split()) for task in generate_tasks(family, "eval", 200)}
+    generated = generate_tasks(family, "train", 100, 3, distinct=True)
+    assert any(" ".join(task.prompt.casefold().split()) in spoken for task in generated)
+    asked = generated[0].prompt
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"question": asked, "answer": 1}))
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"question": "What is 1 and 1?", "answer": 2}))
+    words = (f"tasks.families=[{family}]", *few, "sources=[mine.jsonl]", "questions=[quiz.jsonl]")
+    version = published(tmp_path, prepare("stage2_rl", tmp_path, *words))
+    dropped = sum(task.prompt == asked for task in generated)
+    assert outcomes(version, family) == {"read": 101, "kept": 101 - dropped, "equals evaluation prompt": dropped}
 
 
 def test_own_tasks_stay_where_the_generators_make_the_same_and_come_back_from_what_was_published(

@@ -185,6 +185,24 @@ def test_a_broken_record_is_an_error_for_every_answer(constraint: str, arguments
     assert verify(task({"instruction_id_list": [constraint], "kwargs": [arguments]}), text).status == "error"
 
 
+@pytest.mark.parametrize(
+    ("constraint", "arguments", "text"),
+    [
+        ("keywords:frequency", {"keyword": "cat", "frequency": 2, "relation": "less than"}, "c\u200bat c\u200bat"),
+        ("keywords:letter_frequency", {"letter": "a", "let_frequency": 1, "let_relation": "less than"}, "\uff41"),
+        ("letters:letter_counting", {"N": 1, "relation": "less than"}, "\uff41"),
+        (
+            "change_case:capital_word_frequency",
+            {"capital_frequency": 2, "capital_relation": "less than"},
+            "A\u200bb, \uff21, \U0001d400",
+        ),
+    ],
+)
+def test_other_forms_of_a_character_are_counted(constraint: str, arguments: dict[str, Any], text: str) -> None:
+    assert not follows(constraint, arguments, text)
+    assert follows(constraint, arguments, "1")
+
+
 def test_an_unknown_language_is_an_error_and_named() -> None:
     with pytest.raises(UserError, match="unknown language 'ger'"):
         follows("language:response_language", {"language": "ger"}, "Guten Tag")

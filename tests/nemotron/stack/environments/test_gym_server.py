@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nemotron.stack.environments import Task, gym_server, iter_tasks
+from nemotron.stack.environments import Task, generate_tasks, gym_server, iter_tasks
 from nemotron.stack.environments.gym import response_of
 from nemotron.stack.environments.gym_server import GymHTTPServer, ResourcesServer, record_of, summary
 from nemotron.stack.environments.task import Solution
@@ -143,6 +143,18 @@ def test_tools_are_called_by_their_names_in_the_session_of_a_cookie() -> None:
         said = response_of("Done.")["output"][0]
         for items, reward in (((wrong, right, said), 1.0), ((wrong, said), 0.0), ((call("x", "{"), right), 1.0)):
             assert second.post("/verify", with_response(record, *items))[1]["reward"] == reward
+
+
+def test_the_tools_of_math_are_answered() -> None:
+    task = generate_tasks("math", "eval", 1, 0, {"tool_share": 1.0})[0]
+    record = record_of(task)
+    [tool] = record["responses_create_params"]["tools"]
+    with serving("math") as url:
+        client = Client(url)
+        assert client.post("/seed_session", record) == (200, {})
+        answer = client.post(f"/{tool['name']}", {"expression": task.spec["expression"]})
+        assert answer == (200, {"output": task.solution.answer})
+        assert client.post("/weather", {"place": "here"})[1]["output"].startswith("Error: the weather")
 
 
 def test_the_session_used_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

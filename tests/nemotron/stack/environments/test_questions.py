@@ -26,6 +26,13 @@ def task_of(answer: Any, match: Match | None, choices: Any = PLANETS, stated: st
         ("exact", 42, ["42", "42."], ["42.0", "442"]),
         ("exact", ["colour", "color"], ["Color", "colour"], ["colours"]),
         ("contains", "42", ["It is 42, I think.", "42"], ["It is 420", "It is 142", "4 2"]),
+        (
+            "contains",
+            7,
+            ["It is 7.", "7, I think", "so 7. Or", "(7)", "$7", "=7", "...7", "7-fold"],
+            ["7.5", "-7", "0.7", ".7", "so .7", "7,000", "1,007", "1/7", "7/8", "\u22127", "3-7", "7-8"],
+        ),
+        ("contains", "-7", ["It is -7."], ["3-7", "-7.5", "7"]),
         ("contains", "C++", ["I like c++ most"], ["I like C"]),
         ("regex", r"^\s*-?\d+\s*$", [" 17 ", "-3"], ["17 apples"]),
         ("choice", "B", ["B", "(B)", "B) Mars", "B, since", "mars", "Mars."], ["A", "Bad", "the Earth", "A) Mars", ""]),

@@ -178,6 +178,30 @@ print(open("/tmp/mine").read(), os.getuid() != 0)
 
 
 @needs_bubblewrap
+def test_memory_that_belongs_to_no_process_cannot_be_had() -> None:
+    # The errno of each, 0 where it succeeds; the file system is mounted in a user namespace where that can be made.
+    program = """
+import ctypes, os
+lib = ctypes.CDLL(None, use_errno=True)
+def attempt(result):
+    print(ctypes.get_errno() if result < 0 else 0, end=" ")
+attempt(lib.shmget(0, ctypes.c_size_t(1 << 20), 0o1600))
+attempt(lib.msgget(0, 0o1600))
+attempt(lib.semget(0, 1, 0o1600))
+uid = os.getuid()
+lib.prctl(4, 1, 0, 0, 0)  # dumpable: its uid_map is its own
+lib.unshare(0x10000000 | 0x00020000)
+try:
+    open("/proc/self/uid_map", "w").write(f"0 {uid} 1")
+except OSError:
+    pass
+attempt(lib.mount(b"more", b"/tmp", b"tmpfs", 0, b"size=1g"))
+attempt(lib.syscall(430, b"tmpfs", 0))
+"""
+    assert printed(program) == "1 1 1 1 1 "
+
+
+@needs_bubblewrap
 def test_a_signal_reaches_nothing_outside() -> None:
     with subprocess.Popen(["sleep", "60"]) as bystander:
         program = f"""

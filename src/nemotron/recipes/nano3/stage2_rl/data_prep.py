@@ -129,8 +129,8 @@ def main() -> None:
             tasks: dict[str, dict[str, Task]] = {"train": {}, "valid": {}}
             # What comes from outside may carry a canonical form that says nothing: its prompt is compared too.
             protected = evaluation_prompts(cfg.evaluation_tasks, difficulties) if cfg.sources or environments else []
-            protected += _evaluation_questions(cfg)
-            evaluated = {_spoken(prompt) for prompt in protected}
+            questions = {_spoken(question) for question in _evaluation_questions(cfg)}
+            evaluated = questions | {_spoken(prompt) for prompt in protected}
             generated = hashlib.sha256()
             of_environments = {name: hashlib.sha256() for name in environments}
             candidates = chain(
@@ -147,7 +147,7 @@ def main() -> None:
                     of_environments[name].update(f"{task.prompt}\0{json.dumps(task.spec)}\0".encode())
                 if split == "eval":
                     table.count(name, EVALUATION_SPLIT)
-                elif _spoken(task.prompt) in evaluated:
+                elif _spoken(task.prompt) in (questions if name in cfg.tasks.families else evaluated):
                     table.count(name, EVALUATION_PROMPT)
                 elif task.canonical in tasks[split]:
                     table.count(name, DUPLICATE)
@@ -357,7 +357,8 @@ def _own_task(place: str, row: Any, source: SourceConfig) -> Task:
         )
     try:
         # Where columns rename, `{prompt: question}` reads one field under both names.
-        task = Task.from_dict({name: row[name] for name in TASK_FIELDS} if source.columns else row)
+        named = {name: row[name] for name in (*TASK_FIELDS, "messages") if row.get(name) is not None}
+        task = Task.from_dict(named if source.columns else row)
         if task.family.startswith(QUESTIONS):  # whose answer may be a pattern, which does not match itself
             return task
         make_difficulty(task.family)  # knows the families

@@ -42,7 +42,8 @@ class SourceConfig(OwnSourceConfig):
     """Tasks of your own: question and answer, or records as `Task.to_dict()` writes them."""
 
     fields: ClassVar[tuple[str, ...]] = (
-        "question", "answer", "choices", "match", "family", "prompt", "canonical", "spec", "solution"
+        "question", "answer", "choices", "match", "family", "prompt", "canonical", "spec", "solution",
+        "messages",
     )  # fmt: skip
 
     match: Match | None = Field(None, description=MATCH)

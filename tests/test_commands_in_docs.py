@@ -243,6 +243,8 @@ def published_stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(f"tokenize-data-{family}_pretrain" for family in FAMILIES),
         "tokenize-data-own",
         "my-phase-2-blend",
+        "without-mine",
+        "without-mine-model",
         "my-blend",
         "nano2-rl-model-12b",
         "nano2-compressed-data-9b",

@@ -22,7 +22,7 @@ from nemotron.kit.metrics import numbers_in, read_metrics
 from nemotron.kit.run import METRICS_FILE
 from nemotron.kit.runs import headline
 from nemotron.recipes.tools.options import run_tool
-from nemotron.recipes.tools.svg import Series, line_chart, number, robust_range, smooth, ticks
+from nemotron.recipes.tools.svg import Series, clipped, line_chart, number, robust_range, smooth, ticks
 
 MARKS = "*o+x#@"  # one a line; letters, so that they can be told apart without colours and in any encoding
 HEIGHT = 18  # lines of the plot in the terminal
@@ -111,7 +111,7 @@ def text_plot(series: Sequence[Series], width: int) -> list[str]:
         buckets: dict[int, list[float]] = {}
         for x, y in s.points:
             column = round((x - x_low) / (x_high - x_low or 1) * (columns - 1))
-            buckets.setdefault(column, []).append(y)
+            buckets.setdefault(column, []).append(clipped(y))
         means = sorted((column, sum(values) / len(values)) for column, values in buckets.items())
         for (left, y_left), (right, y_right) in zip(means, [*means[1:], means[-1]], strict=True):
             for column in range(left, max(right, left + 1)):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 520, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 44
 Point = tuple[float, float]
+MOST = 1e300
 COLOURS = 6  # --c0 to --c5 in the style sheet of the page
 
 
@@ -45,22 +47,48 @@ def number(value: float) -> str:
 
 
 def smooth(points: Sequence[tuple[float, float]], share: float = 0.04) -> list[tuple[float, float]]:
-    """Centred running mean over `share` of the points.
+    """Centred running mean over `share` of the points, of the finite ones; NaN where there is none.
 
     At the start, where a loss is steep, the window shrinks on both sides; at the end, where it is flat, on one.
     """
     half = max(1, round(len(points) * share / 2))
-    out = []
-    for i, (x, _) in enumerate(points):
+    finite = [math.isfinite(y) for _, y in points]
+    sums = _window_sums([clipped(y) if ok else 0.0 for (_, y), ok in zip(points, finite, strict=True)], half)
+    counts = _window_sums(finite, half)
+    return [(x, total / n if n else math.nan) for (x, _), total, n in zip(points, sums, counts, strict=True)]
+
+
+def _window_sums(values: Sequence[float], half: int) -> list[float]:
+    """The sum over the window of `smooth` around each value, in linear time.
+
+    Over blocks as long as a window, sums from the begin and to the end: a window lies in two of them at most. Nothing
+    is subtracted, so that a spike of 1e30 leaves no rounding behind in the windows after it.
+    """
+    size = 2 * half + 1
+    blocks = [values[i : i + size] for i in range(0, len(values), size)]
+    from_begin = [total for block in blocks for total in accumulate(block)]
+    to_end = [total for block in blocks for total in reversed([*accumulate(reversed(block))])]
+    sums = []
+    for i in range(len(values)):
         reach = min(half, i)
-        window = [y for _, y in points[i - reach : i + reach + 1]]
-        out.append((x, sum(window) / len(window)))
-    return out
+        first, last = i - reach, min(i + reach, len(values) - 1)
+        if first % size == 0:
+            sums.append(from_begin[last])
+        elif first // size == last // size:  # the last value is the end of its block
+            sums.append(to_end[first])
+        else:
+            sums.append(to_end[first] + from_begin[last])
+    return sums
+
+
+def clipped(y: float) -> float:
+    """A value as it is drawn: differences and sums of such do not overflow."""
+    return min(max(y, -MOST), MOST)
 
 
 def robust_range(series: Sequence[Series]) -> tuple[float, float]:
     """Range of all y values that leaves out the first spike of a loss curve: the highest 1 % are clipped."""
-    values = sorted(y for line in series for _, y in line.points)
+    values = sorted(clipped(y) for line in series for _, y in line.points)
     low, high = values[0], values[min(len(values) - 1, math.ceil(len(values) * 0.99))]
     if high - low <= 1e-5 * abs(high):  # rounding: a level line
         pad = abs(high) * 0.05 or 1.0

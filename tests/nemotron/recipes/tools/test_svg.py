@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemotron.recipes.tools.runs_plot import text_plot
 from nemotron.recipes.tools.svg import (
     HEIGHT,
     LEFT,
@@ -68,6 +70,33 @@ def test_smoothing_keeps_a_straight_line_but_for_its_end_and_a_level_one_whole()
 def test_smoothing_averages_the_noise_at_the_end() -> None:
     noisy = [(float(x), float(x % 2)) for x in range(1000)]
     assert all(abs(y - 0.5) < 0.03 for _, y in smooth(noisy)[-10:])
+
+
+@given(st.lists(st.integers(-100, 100), min_size=1, max_size=120), st.floats(0.01, 0.9))
+def test_smoothing_is_the_mean_of_each_window(values: list[int], share: float) -> None:
+    half = max(1, round(len(values) * share / 2))
+    windows = [values[i - min(half, i) : i + min(half, i) + 1] for i in range(len(values))]
+    smoothed = smooth([(float(x), float(y)) for x, y in enumerate(values)], share)
+    assert [y for _, y in smoothed] == [sum(window) / len(window) for window in windows]
+
+
+def test_smoothing_is_linear_passes_over_what_is_not_finite_and_forgets_a_spike() -> None:
+    many = [(float(x), 2.0) for x in range(200_000)]  # 1.6e9 additions, were every window added up
+    many[3], many[4], many[5] = (3.0, 1e30), (4.0, math.nan), (5.0, math.inf)
+    started = time.process_time()
+    smoothed = smooth(many)
+    assert time.process_time() - started < 4
+    assert smoothed[10_000:] == many[10_000:] and math.isfinite(smoothed[4][1])
+    assert math.isnan(smooth([(0.0, math.nan), (1.0, math.nan)])[0][1])
+
+
+@pytest.mark.parametrize("high", [1e308, 1.7e308])
+def test_the_largest_floats_are_drawn(high: float) -> None:
+    points = [(float(x), high if x % 2 else -high) for x in range(60)]
+    root = parse(line_chart("loss", "step", "", [Series("a", points, faint=True), Series("a", smooth(points))]))
+    drawn = [float(y) for line in root.findall(".//polyline") for y in line.get("points").replace(",", " ").split()]
+    assert all(0 <= y <= WIDTH for y in drawn)
+    assert "loss" in "\n".join(text_plot([Series("loss", [*points, (0.0, high)])], 80))
 
 
 def test_a_line_spans_the_plot_and_a_higher_value_is_further_up() -> None:

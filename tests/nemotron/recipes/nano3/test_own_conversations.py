@@ -1,4 +1,4 @@
-"""The commands of "All of it together" in docs/guides/own-conversations.md, done: your chats, your model, your questions."""
+"""The commands of "All of it together" in docs/guides/own-conversations.md, done."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def test_interrupted_nothing_is_left(published: Path, tmp_path: Path, signal_num
         stderr=subprocess.PIPE,
     )
     assert process.stdout is not None and process.stdout.readline() == b"waiting\n"
-    assert [path.name.partition("-")[0] for path in (tmp_path / "new").iterdir()] == [".out.partial"]
+    assert [path.name.partition("-")[0] for path in (tmp_path / "new").iterdir()] == [".partial"]
     process.send_signal(signal_number)
     process.communicate(timeout=30)
     assert process.returncode == (130 if signal_number == signal.SIGINT else 143)

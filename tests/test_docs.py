@@ -22,7 +22,8 @@ EXAMPLES = {
 # Those that docs/guides/fork.md makes; tests/test_fork_guide.py does it.
 EXAMPLES |= {"select.py", "select_documents.py", "stage0_pretrain/select_documents.py"}
 EXAMPLES |= {"src/nemotron/recipes/nano3/stage0_pretrain/select_documents.py"}
-EXAMPLES |= {"cli/commands/mine/run_step.py", "CLONE/examples/forks/skypilot/pretrain.py", "src/mymodel/commands/pretrain.py"}
+EXAMPLES |= {"cli/commands/mine/run_step.py"}
+EXAMPLES |= {"CLONE/examples/forks/skypilot/pretrain.py", "src/mymodel/commands/pretrain.py"}
 FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

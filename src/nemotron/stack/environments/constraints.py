@@ -204,7 +204,7 @@ def _plain(text: str) -> str:
 def _count(text: str, keyword: str) -> int:
     """How often a word begins with `keyword`, in any case."""
     start = r"(?<![a-z0-9_])" if re.match(r"[A-Za-z0-9_]", _text(keyword)) else ""
-    return len(re.findall(start + re.escape(keyword), _plain(text), re.IGNORECASE))
+    return len(re.findall(start + re.escape(_plain(keyword)), _plain(text), re.IGNORECASE))
 
 
 def _has_word(text: str, word: str) -> bool:
@@ -267,7 +267,7 @@ def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: s
     """The letter, in any case, occurs at least, or less than, so many times."""
     if len(_text(letter)) != 1:
         raise ValueError(f"{letter!r} is not one letter")
-    return _holds(_plain(text).lower().count(letter.lower()), let_relation, let_frequency)
+    return _holds(_plain(text).lower().count(_plain(letter).lower()), let_relation, let_frequency)
 
 
 def number_of_letters(text: str, N: int, relation: str) -> bool:

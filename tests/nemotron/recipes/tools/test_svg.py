@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -80,13 +79,25 @@ def test_smoothing_is_the_mean_of_each_window(values: list[int], share: float) -
     assert [y for _, y in smoothed] == [sum(window) / len(window) for window in windows]
 
 
-def test_smoothing_is_linear_passes_over_what_is_not_finite_and_forgets_a_spike() -> None:
-    many = [(float(x), 2.0) for x in range(200_000)]  # 1.6e9 additions, were every window added up
+def test_smoothing_adds_each_value_up_twice_however_long_the_window() -> None:
+    class Counted(float):
+        additions = 0
+
+        def __add__(self, other: float) -> float:
+            Counted.additions += 1
+            return float(self) + other
+
+        __radd__ = __add__
+
+    smooth([(float(x), Counted(x)) for x in range(3_000)], share=0.5)
+    assert 0 < Counted.additions <= 3 * 3_000  # every window added up: 3 million
+
+
+def test_smoothing_passes_over_what_is_not_finite_and_forgets_a_spike() -> None:
+    many = [(float(x), 2.0) for x in range(20_000)]
     many[3], many[4], many[5] = (3.0, 1e30), (4.0, math.nan), (5.0, math.inf)
-    started = time.process_time()
     smoothed = smooth(many)
-    assert time.process_time() - started < 4
-    assert smoothed[10_000:] == many[10_000:] and math.isfinite(smoothed[4][1])
+    assert smoothed[1_000:] == many[1_000:] and math.isfinite(smoothed[4][1])
     assert math.isnan(smooth([(0.0, math.nan), (1.0, math.nan)])[0][1])
 
 

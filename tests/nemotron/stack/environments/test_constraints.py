@@ -82,6 +82,13 @@ BY_HAND: list[tuple[str, dict[str, Any], str, str]] = [
     ("keywords:existence", {"keywords": ["form"]}, "a formal one", "to inform"),
     ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "concatenate", "a \uff43\uff41\uff54 here"),
     ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "cats", "a c\u200bat here"),
+    ("keywords:existence", {"keywords": ["\uff21\uff22"]}, "it is \uff21\uff22", "it is A"),
+    (
+        "keywords:letter_frequency",
+        {"letter": "\u2026", "let_frequency": 2, "let_relation": "at least"},
+        "wait\u2026 no\u2026",
+        "wait\u2026",
+    ),
     ("keywords:exclude_word_harder", {"keyword": "cat", "instruction": "a cat"}, "cats", "The end is a cat."),
     ("keywords:letter_frequency", {"letter": "É", "let_frequency": 2, "let_relation": "at least"}, "éÉ", "ée"),
     ("letters:letter_counting2", {"letter": "a", "let_frequency": 2, "let_relation": "less than"}, "a", "aA"),

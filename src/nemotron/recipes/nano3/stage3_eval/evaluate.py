@@ -156,7 +156,7 @@ def main() -> None:
             for role, reference in models.items():
                 measured[role] = next(of_models).with_tasks(tasks) if first[role] == role else measured[first[role]]
                 scores = measured[role].evaluation.mean("greedy")
-                same = "" if first[role] == role else f", as {first[role]}: they differ in multi-token prediction only"
+                same = "" if first[role] == role else f", as {first[role]}: at most multi-token prediction differs"
                 print(f"{role} ({reference}): greedy pass@1 {scores.estimate:.3f}{same}", file=sys.stderr)
         evaluations = {role: each.evaluation for role, each in measured.items()}
 

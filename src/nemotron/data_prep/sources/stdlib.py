@@ -120,9 +120,10 @@ def passages(documents: Iterable[Mapping[str, str]], max_chars: int = 4000) -> I
     Neighbours overlap: of few passages drawn at random hardly any do, so that 1 % of them is text enough to train on.
     """
     for document in documents:
-        for blank in re.finditer(r"\A|\n\n+", document["text"]):
-            passage = document["text"][blank.end() : blank.end() + max_chars]
-            yield passage.rpartition("\n")[0] or passage, document["split"]
+        text = document["text"].removesuffix("\n") + "\n"
+        for blank in re.finditer(r"\A|\n\n+", text):
+            passage = text[blank.end() : blank.end() + max_chars + 1]
+            yield passage.rpartition("\n")[0] or passage[:max_chars], document["split"]
 
 
 def _documents(file: ModuleFile, texts: Iterator[str], source: str, kind: str) -> Iterator[dict[str, str]]:

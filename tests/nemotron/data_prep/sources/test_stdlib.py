@@ -64,6 +64,17 @@ def test_prose_documents_hold_docstrings_and_the_language_reference() -> None:
     )
 
 
+def test_passages_are_whole_lines_to_the_end_of_a_document() -> None:
+    text = "one\ntwo\n\nthree\nfour"
+    for ending in ("", "\n"):
+        drawn = [passage for passage, _ in stdlib.passages([{"text": text + ending, "split": "train"}], 12)]
+        assert drawn == ["one\ntwo\n", "three\nfour"]
+    cut = stdlib.passages(
+        [{"text": "a" * 5 + "\n" + "b" * 20, "split": "valid"}, {"text": "c" * 20, "split": "train"}], 7
+    )
+    assert list(cut) == [("a" * 5, "valid"), ("c" * 7, "train")]
+
+
 def test_digest_follows_content_and_split() -> None:
     files = FILES[:3]
     assert stdlib.digest(files) == stdlib.digest(list(files))

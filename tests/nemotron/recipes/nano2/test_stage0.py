@@ -23,6 +23,7 @@ from nemotron.kit import Dataset, dataclass_script, pipes
 from nemotron.kit.dataclass_script import read_config
 from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training, training_long
 from nemotron.recipes.nano2.stage2_rl import training_ifeval
+from nemotron.stack.environments import FAMILIES, plain_text
 from nemotron.stack.evaluation.model import load_tokenizer
 
 STAGE = Path(data_curation.__file__).parent
@@ -66,6 +67,16 @@ def test_curation_keeps_one_of_each_and_mixes_three_phases(documents: None, tmp_
     share = json.loads((curate(scale="medium").path / "blend.json").read_text())
     assert share["sources"]["docs"]["documents"] == 45 * 30 // 100
     assert share["sources"]["docs"]["valid_documents"] == 12  # what is held out does not shrink
+
+
+def test_a_task_in_other_words_is_held_out_with_it(documents: None) -> None:
+    config = data_curation.Config(scale="full", tasks_per_family=2_000)
+    tasks = {}
+    for task in data_curation.tasks_of(FAMILIES, 2_000, config):
+        tasks[" ".join(plain_text(task).split())] = task.canonical
+    by_split = data_curation.curate("tasks", data_curation.read_sources(config)["tasks"], config)
+    held_out, trained = ({tasks[" ".join(text.split())] for text in by_split[split]} for split in ("valid", "train"))
+    assert held_out and not held_out & trained
 
 
 def test_training_goes_by_the_seed_and_evaluation_by_the_checkpoint(documents: None, tmp_path: Path) -> None:

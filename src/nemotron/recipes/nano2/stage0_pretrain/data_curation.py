@@ -121,7 +121,10 @@ def read_sources(config: Config) -> dict[str, Iterator[tuple[str, str]]]:
         "code": stdlib.passages(code),
         "long": (passage for passage in stdlib.passages(code, 6_000) if questions_about(passage[0])),
         "docs": stdlib.passages(stdlib.prose_documents(modules, WHOLE)),
-        "tasks": ((plain_text(task), "") for task in tasks_of(FAMILIES, each, config)),  # question, steps, answer
+        # Question, steps, answer; a task in other words is on the same side.
+        "tasks": (
+            (plain_text(task), split_of(task.canonical, 0.05, config.seed)) for task in tasks_of(FAMILIES, each, config)
+        ),
     }
     own = ((text, "") for text in read_texts([str(path) for path in config.sources]))
     return sources | ({"own": own} if config.sources else {})

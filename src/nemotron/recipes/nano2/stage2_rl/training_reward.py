@@ -131,11 +131,13 @@ def preferences(policy: Policy, prompts: list[Prompt], config: Config) -> list[G
 @torch.no_grad()
 def measure(judge: Policy, groups: Sequence[Group]) -> dict[str, list[float]]:
     """Share of the pairs in which the better answer has the higher reward, and of how many: by what makes it better."""
-    won: dict[str, list[bool]] = {"right over wrong": [], "short over long": []}
+    won: dict[str, list[bool]] = {"right over wrong": [], "short over long": [], "ended over cut off": []}
     for answers, pairs in groups:
         rewards = rewards_of(judge, [answers]).tolist()
         for i, j in pairs:
             kind = "short over long" if answers[i].reward == answers[j].reward else "right over wrong"
+            if answers[i].truncated != answers[j].truncated:
+                kind = "ended over cut off"
             won[kind].append(rewards[i] > rewards[j])
     return {kind: [sum(wins) / max(len(wins), 1), len(wins)] for kind, wins in won.items()}
 

@@ -20,7 +20,8 @@ from nemotron.stack.environments import Task, generate_tasks, open_episode, prom
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.decoding import turns
+from nemotron.stack.models.decoding import chunks, turns
+from nemotron.stack.models.decoding.chunks import read_chunks
 from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.models.decoding.turns import Retold, generate_turns
 from nemotron.stack.rl.dialogue import Dialogue, verdicts
@@ -138,6 +139,20 @@ def test_trainer_and_generator_agree_over_turns(model: NemotronH) -> None:
     assert len(ours) > 500
     # The log-probabilities travel as fp32.
     assert (ours - recorded).abs().max() < 1e-5
+
+
+def test_a_later_turn_reads_what_was_added_and_no_more(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[int] = []
+
+    def recording(blocks: object, x_BTD: torch.Tensor, caches: object, counts: list[int]) -> torch.Tensor:
+        added.extend(counts)
+        return read_chunks(blocks, x_BTD, caches, counts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(chunks, "read_chunks", recording)
+    rollouts = rollouts_of(model, 2)
+    answers = [m.num_tokens for r in rollouts for m in r.messages if not m.generated]
+    assert len(answers) > 20
+    assert sorted(added) == sorted(count + 1 for count in answers)  # the stop token before each
 
 
 class Retelling(Chatter):
@@ -350,7 +365,9 @@ def test_evaluation_shows_the_model_what_its_calls_return(
         samples = int(str(options["samples_per_prompt"]))
         texts = [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in prompts for _ in range(samples)]
         out = [tokenizer.encode(known[text], add_special_tokens=False).ids for text in texts]
-        return Generation(out, [[0.0] * len(ids) for ids in out], [True] * len(out), [1.0] * len(out))
+        return Generation(
+            out, [[0.0] * len(ids) for ids in out], [True] * len(out), [1.0] * len(out), [None] * len(out)
+        )
 
     monkeypatch.setattr(turns, "generate", generated)
     model = small_model("M", vocab_size=tokenizer.get_vocab_size())

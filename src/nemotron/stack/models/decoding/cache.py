@@ -5,7 +5,7 @@ Rows of a batch are left-padded to one length, so that all rows write their next
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +63,45 @@ class Cache:
             else:
                 layers.append(layer.clone() if isinstance(layer, MambaCache) else None)
         return Cache(layers, length=self.length)
+
+    def row(self, row: int, padding: int) -> Cache:
+        """A copy of what one row has read, without the `padding` slots before it."""
+        this, layers = slice(row, row + 1), list[AttentionCache | MambaCache | None]()
+        for layer in self.layers:
+            if isinstance(layer, AttentionCache):
+                k, v = (t[this, :, padding : self.length].clone() for t in (layer.k, layer.v))
+                layers.append(AttentionCache(k, v))
+            elif isinstance(layer, MambaCache):
+                layers.append(MambaCache([inputs[this].clone() for inputs in layer.conv], layer.ssm[this].clone()))
+            else:
+                layers.append(None)
+        return Cache(layers, length=self.length - padding)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Cache], capacity: int, device: torch.device) -> Cache:
+        """One batch of rows that have read unequally much, left-padded, with room for `capacity` tokens each."""
+        length = max(row.length for row in rows)
+        layers: list[AttentionCache | MambaCache | None] = []
+        for states in zip(*(row.layers for row in rows), strict=True):
+            attentions = [state for state in states if isinstance(state, AttentionCache)]
+            mambas = [state for state in states if isinstance(state, MambaCache)]
+            if attentions:
+                _, num_heads, _, head_dim = attentions[0].k.shape
+                k, v = (attentions[0].k.new_zeros(len(rows), num_heads, capacity, head_dim) for _ in range(2))
+                for index, (row, state) in enumerate(zip(rows, attentions, strict=True)):
+                    k[index, :, length - row.length : length] = state.k[0, :, : row.length]
+                    v[index, :, length - row.length : length] = state.v[0, :, : row.length]
+                layers.append(AttentionCache(k, v))
+            elif mambas:
+                conv = [torch.cat(inputs) for inputs in zip(*(state.conv for state in mambas), strict=True)]
+                layers.append(MambaCache(conv, torch.cat([state.ssm for state in mambas])))
+            else:
+                layers.append(None)
+        cache = cls(layers, length=length)
+        if any(row.length < length for row in rows):
+            padding_B1 = torch.tensor([[length - row.length] for row in rows], device=device)
+            cache.key_mask_BS = torch.arange(capacity, device=device) >= padding_B1
+        return cache
 
     def keep_rows(self, rows: Tensor) -> None:
         """Drop every row but `rows` (int64 [B']): finished sequences stop costing compute."""

@@ -25,6 +25,7 @@ from nemotron.stack.models.kernels.cuda import causal_conv_silu, scan_kernel
 from nemotron.stack.models.kernels.linear import rounded
 from nemotron.stack.models.layers import at_least_fp32
 from nemotron.stack.models.mamba2 import Mamba2, MambaCache
+from nemotron.stack.models.nemotron_h import NemotronH
 from nemotron.stack.models.ssd import ssd_chunk_scan
 
 
@@ -50,6 +51,25 @@ def read_chunks(blocks: Sequence[Block], x_BTD: Tensor, caches: Sequence[Cache],
     for cache, count in zip(caches, counts, strict=True):
         cache.length += count
     return x_BTD
+
+
+def read_on(
+    model: NemotronH, prompts: Sequence[Sequence[int]], states: Sequence[Cache], room: int
+) -> tuple[Tensor, Cache]:
+    """Prompts of which each state, of one row, has read the beginning; at least one token is left of each.
+
+    Returns logits of the last position [B, V] and the cache of all rows, with room for so many further tokens.
+    """
+    rests = [prompt[state.length :] for prompt, state in zip(prompts, states, strict=True)]
+    counts, device = [len(rest) for rest in rests], model.lm_head.weight.device
+    ids_BT = torch.zeros(len(rests), max(counts), dtype=torch.int64)
+    for row, rest in enumerate(rests):
+        ids_BT[row, : len(rest)] = torch.tensor(rest)
+    rows = [state.resized(len(prompt)) for prompt, state in zip(prompts, states, strict=True)]
+    x_BTD = read_chunks(model.blocks(), model.backbone.embeddings(ids_BT.to(device)), rows, counts)
+    last_BD = x_BTD[torch.arange(len(rows), device=device), torch.tensor(counts, device=device) - 1]
+    logits_BV: Tensor = model.lm_head(model.backbone.norm_f(last_BD))
+    return logits_BV, Cache.of_rows(rows, max(map(len, prompts)) + room, device)
 
 
 def _read_attention(

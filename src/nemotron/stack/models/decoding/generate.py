@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemotron.stack.models.decoding.cache import Cache
+from nemotron.stack.models.decoding.chunks import read_on
 from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.layers import at_least_fp32
 from nemotron.stack.models.nemotron_h import NemotronH
@@ -26,13 +27,15 @@ class Generation:
 
     tokens: generated ids, the stop token included. logprobs: log-probability of each generated token under the model's
     own distribution (temperature 1, no truncation), the behaviour policy of RL at temperature 1. finished: a stop token
-    was reached within the limit. entropies: mean entropy in nats of that distribution over a row's steps.
+    was reached within the limit. entropies: mean entropy in nats of that distribution over a row's steps. states: with
+    `keep_states`, of each finished row what it has read: all tokens but the stop token.
     """
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
     finished: list[bool]
     entropies: list[float]
+    states: list[Cache | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def generate(
     samples_per_prompt: int = 1,
     poll: Callable[[], None] = lambda: None,
     budget: ReasoningBudget | None = None,
+    states: Sequence[Cache] | None = None,
+    keep_states: bool = False,
 ) -> Generation:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
@@ -91,6 +96,9 @@ def generate(
         generator: source of randomness; the same generator state gives the same tokens.
         poll: called after every step; raises to stop (a signal arrived).
         budget: of prompts that open reasoning. Tokens put by it stand among the others, log-probability included.
+        states: of each prompt, what has been read of it already: `Generation.states` of a turn before. For one sample a
+            prompt.
+        keep_states: return them: copies, which take as much memory as the cache did.
 
     Raises:
         ValueError: an empty prompt, a negative temperature, top_p outside (0, 1].
@@ -99,10 +107,11 @@ def generate(
         raise ValueError(f"temperature >= 0 and 0 < top_p <= 1 expected, got {temperature} and {top_p}")
     total = len(prompts) * samples_per_prompt
     device = model.lm_head.weight.device
-    result = Generation([[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total)
-    # Equal prompts are read once, as those of a later turn are where earlier samples of a prompt said the same.
-    unique = list(dict.fromkeys(map(tuple, prompts)))
-    input_ids_BL, is_token_BL = pad_left(unique, device)
+    result = Generation(
+        [[] for _ in range(total)], [[] for _ in range(total)], [False] * total, [0.0] * total, [None] * total
+    )
+    if any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError("every prompt needs at least one token")
     if not prompts or max_new_tokens <= 0:
         return result
 
@@ -112,13 +121,11 @@ def generate(
         model.eval()
     try:
         stop = torch.tensor(list(stop_token_ids), device=device)
-        logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, input_ids_BL.shape[1] + max_new_tokens)
-        if total > len(unique):
-            place = {prompt: row for row, prompt in enumerate(unique)}
-            rows_of_prompts = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)
-            copies = rows_of_prompts.repeat_interleave(samples_per_prompt)
-            cache.keep_rows(copies)
-            logits_BV = logits_BV[copies]
+        if states is None:
+            logits_BV, cache = _read_prompts(model, prompts, samples_per_prompt, max_new_tokens)
+        else:
+            logits_BV, cache = read_on(model, prompts, states, max_new_tokens)
+        width = cache.length
         rows = torch.arange(total, device=device)  # which completion each row of the batch is
         finished_B = torch.zeros(total, dtype=torch.bool, device=device)
         progress_B = torch.zeros_like(rows)  # of the end of reasoning
@@ -132,7 +139,12 @@ def generate(
             logit_B = logits_BV.gather(-1, next_B.unsqueeze(-1)).squeeze(-1)
             best_logit_B, best_prob_B = logits_BV.amax(-1), probs_BV.amax(-1)
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
-            finished_B |= torch.isin(next_B, stop)
+            stops_B = torch.isin(next_B, stop)
+            if keep_states:
+                ending = (stops_B & ~finished_B).nonzero().flatten()
+                for place, row in zip(ending.tolist(), rows[ending].tolist(), strict=True):
+                    result.states[row] = cache.row(place, width - len(prompts[row // samples_per_prompt]))
+            finished_B |= stops_B
             num_rows, num_finished = len(rows), int(finished_B.sum())
             if num_finished == num_rows or index + 1 == max_new_tokens:
                 break
@@ -173,6 +185,25 @@ def generate(
         result.finished[row] = end is not None
         result.entropies[row] = sum(entropies[row][:count]) / count
     return result
+
+
+def _read_prompts(
+    model: NemotronH, prompts: Sequence[Sequence[int]], samples_per_prompt: int, room: int
+) -> tuple[Tensor, Cache]:
+    """Each prompt once: equal ones, and the samples of a prompt, get copies.
+
+    Returns logits and cache as `prefill`, of `samples_per_prompt` rows a prompt, with room for so many further tokens.
+    """
+    device, unique = model.lm_head.weight.device, list(dict.fromkeys(map(tuple, prompts)))
+    input_ids_BL, is_token_BL = pad_left(unique, device)
+    logits_BV, cache = prefill(model, input_ids_BL, is_token_BL, input_ids_BL.shape[1] + room)
+    if len(prompts) * samples_per_prompt > len(unique):
+        place = {prompt: row for row, prompt in enumerate(unique)}
+        rows_of_prompts = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)
+        copies = rows_of_prompts.repeat_interleave(samples_per_prompt)
+        cache.keep_rows(copies)
+        logits_BV = logits_BV[copies]
+    return logits_BV, cache
 
 
 def generate_tokens(

@@ -1,9 +1,9 @@
 """Conversations of several turns: the model writes, its environment answers, the model goes on.
 
 Tokens in, tokens out: what the model sampled is never decoded and tokenised again, so that every prompt begins with all
-tokens of the turn before it; except under a chat template that shows an earlier turn differently (`Retold`). Each turn
-reads its prompt anew. The states of the turn before could be kept, but rows get answers of unequal length, and the
-chunked scan that reads them rounds differently from one token at a time.
+tokens of the turn before it; except under a chat template that shows an earlier turn differently (`Retold`). A turn
+goes on from the states of the one before and reads what was added, but where that was told anew: then it reads its
+prompt from the start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.generate import Generation, ReasoningBudget, generate
 from nemotron.stack.models.nemotron_h import NemotronH
 
@@ -82,12 +83,16 @@ def generate_turns(
     """
     conversations = [Conversation() for _ in range(len(prompts) * samples_per_prompt)]
     rows = list(range(len(conversations)))
+    states: list[Cache | None] = [None] * len(prompts)
     for turn in range(max_turns):
         outputs = Generation([], [], [], [])
-        for group, samples in [(prompts, samples_per_prompt)] if turn == 0 else _groups(prompts):
+        for group in [slice(None)] if turn == 0 else _groups(prompts):
+            read = [state for state in states[group] if state is not None]
             out = generate(
-                model, group, max_new_tokens, temperature=temperature, stop_token_ids=stop_token_ids,
-                generator=generator, samples_per_prompt=samples, poll=poll, budget=budget,
+                model, prompts[group], max_new_tokens, temperature=temperature, stop_token_ids=stop_token_ids,
+                generator=generator, samples_per_prompt=samples_per_prompt if turn == 0 else 1, poll=poll,
+                budget=budget, states=read if len(read) == len(states[group]) else None,
+                keep_states=turn + 1 < max_turns,
             )  # fmt: skip
             for all_rows, group_rows in zip(vars(outputs).values(), vars(out).values(), strict=True):
                 all_rows += group_rows
@@ -95,6 +100,7 @@ def generate_turns(
             answers = list(pool.map(reply, rows, map(list, outputs.tokens)))
         going_on: list[int] = []
         next_prompts: list[list[int]] = []
+        next_states: list[Cache | None] = []
         for position, row in enumerate(rows):
             conversation, sampled, answer = conversations[row], outputs.tokens[position], answers[position]
             conversation.add_turn(sampled, outputs.logprobs[position], outputs.entropies[position])
@@ -102,22 +108,22 @@ def generate_turns(
             conversation.max_turns_reached = outputs.finished[position] and answer is not None and turn + 1 == max_turns
             if answer is None or not outputs.finished[position] or turn + 1 == max_turns:
                 continue
-            read = prompts[position // (samples_per_prompt if turn == 0 else 1)]
+            prompt_before = prompts[position // (samples_per_prompt if turn == 0 else 1)]
             follows, takes_back = (answer.ids, answer.takes_back) if isinstance(answer, Retold) else (answer, 0)
-            before = [*read, *sampled]
+            before = [*prompt_before, *sampled]
             prompt = [*before[: len(before) - takes_back], *follows]
             if max_length is None or len(prompt) + max_new_tokens <= max_length:
                 conversation.tokens += follows
                 going_on.append(row)
                 next_prompts.append(prompt)
+                next_states.append(None if takes_back else outputs.states[position])
         if not going_on:
             break
-        rows, prompts = going_on, next_prompts
+        rows, prompts, states = going_on, next_prompts, next_states
     return conversations
 
 
-def _groups(prompts: Sequence[Sequence[int]]) -> list[tuple[Sequence[Sequence[int]], int]]:
-    """Neighbours of at most `PROMPT_TOKENS` together, with the number of samples of each: one."""
-    width = max(map(len, prompts))
-    size = max(1, PROMPT_TOKENS // width)
-    return [(prompts[start : start + size], 1) for start in range(0, len(prompts), size)]
+def _groups(prompts: Sequence[Sequence[int]]) -> list[slice]:
+    """Neighbours of at most `PROMPT_TOKENS` together."""
+    size = max(1, PROMPT_TOKENS // max(map(len, prompts)))
+    return [slice(start, start + size) for start in range(0, len(prompts), size)]

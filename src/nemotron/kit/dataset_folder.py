@@ -14,12 +14,15 @@ def add_dataset(place: str, name: str) -> Dataset:
     """Publish a file or folder as it is, as the next version of `name`.
 
     Raises:
-        UserError: there is no such file or folder, or nothing in it.
+        UserError: there is no such file or folder, nothing in it, or a link in it that leads nowhere.
     """
     path = expanded(place).absolute()
     if not path.exists():
         raise UserError(f"no file or folder {place}")
     files = [path] if path.is_file() else [path / each for each in list_files(path)]
+    for file in files:
+        if not file.exists():
+            raise UserError(f"{file} is a link to {file.readlink()}, which is not there", "delete or mend the link")
     counts = [count_examples(each) for each in files if each.stat().st_size]
     if not any(count is None or count > 0 for count in counts):
         raise UserError(f"{place} holds no data")

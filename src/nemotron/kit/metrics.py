@@ -86,15 +86,14 @@ class MetricsLog:
         """Keep the first `num_records` records only.
 
         A resumed run calls it with the number that its checkpoint noted (0 without one), so that nothing is logged
-        twice.
+        twice. Raises UserError naming file and line where one of them is none; what is dropped may be anything.
         """
         self.close()
         if not self.path.exists():
             return
-        _drop_cut_line(self.path)
-        kept = self.path.read_text(encoding="utf-8").split("\n")[:-1][:num_records]
-        write_in_one_step(self.path, "".join(f"{line}\n" for line in kept))
-        self._num_records = len(kept)
+        kept = b"".join(line + b"\n" for line in self.path.read_bytes().split(b"\n")[:-1][:num_records])
+        self._num_records = len(parse_metrics(kept, str(self.path)))
+        write_in_one_step(self.path, kept.decode())
 
     def read(self) -> list[dict[str, Any]]:
         """All records so far, in the order in which they were logged."""

@@ -83,6 +83,22 @@ def test_a_line_cut_within_a_character_is_dropped_and_bytes_that_are_no_text_are
         read_metrics(path)
 
 
+@pytest.mark.parametrize("cut", [b'{"text": "\xc3', b'{"text": "\xc3\n', b"\0\xff\n\xc3\n{"])
+def test_resuming_drops_what_is_no_text_and_names_it_where_it_is_to_be_kept(tmp_path, cut):
+    path = tmp_path / "metrics.jsonl"
+    whole = '{"step": 1, "text": "é"}\n'.encode()
+    path.write_bytes(whole + cut)
+    log = MetricsLog(path)
+    if cut.count(b"\n"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a JSON object"):
+            log.truncate(2)
+        assert path.read_bytes() == whole + cut
+    log.truncate(1)
+    assert path.read_bytes() == whole and log.num_records == 1
+    log.log(2)
+    assert [record["step"] for record in read_metrics(path)] == [1, 2]
+
+
 def test_what_was_logged_is_there_after_kill_9(tmp_path):
     script = (
         "import os, sys, signal; from pathlib import Path; from nemotron.kit.metrics import MetricsLog\n"

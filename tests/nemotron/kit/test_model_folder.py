@@ -173,6 +173,10 @@ def test_data_becomes_an_artifact_as_it_is(registry: Registry, tmp_path: Path) -
     assert added.ref == "corpus:1" and added.num_examples == 2 + 3 and added.train_path == added.version.path
     with pytest.raises(UserError, match="no file or folder"):
         add_dataset(str(tmp_path / "nowhere"), "corpus")
+    (corpus / "d.jsonl").symlink_to("elsewhere.jsonl")
+    with pytest.raises(UserError, match=r"corpus/d\.jsonl is a link to elsewhere\.jsonl, which is not there"):
+        add_dataset(str(corpus), "corpus")
+    assert Dataset.load("corpus").ref == "corpus:1"
 
 
 @pytest.mark.parametrize(

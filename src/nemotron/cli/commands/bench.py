@@ -24,7 +24,7 @@ def research(
     seed: Annotated[int, typer.Option(min=0, help="Of the first run.")] = 1,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs, each with the next seed.")] = 1,
     budget: Annotated[
-        float, typer.Option(min=5, metavar="SECONDS", help="Of processor time; the leaderboard's are 300.")
+        float, typer.Option(min=5, max=86_400, metavar="SECONDS", help="Of processor time; the leaderboard's are 300.")
     ] = 300,
     record: Annotated[
         str | None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +30,7 @@ DTYPE_CODES: dict[int, type[np.generic]] = {
     8: np.uint16,
 }
 _HEADER = struct.Struct("<QBQQ")
+HEADER_SIZE = len(MAGIC) + _HEADER.size
 
 
 def token_dtype(vocab_size: int) -> type[np.generic]:
@@ -100,6 +102,36 @@ class IndexedDatasetWriter:
             os.fsync(file.fileno())
 
 
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What the first bytes of an index say: the tokens' type, and how many sequences and boundaries of documents."""
+
+    dtype: np.dtype
+    num_sequences: int
+    num_boundaries: int
+
+    @property
+    def num_documents(self) -> int:
+        """How many documents there are."""
+        return max(0, self.num_boundaries - 1)
+
+
+def read_header(prefix: Path) -> IndexHeader:
+    """The header of `PREFIX.idx`. ValueError, with the file: it is no index, or not as long as its header says."""
+    path = prefix.with_name(prefix.name + ".idx")
+    with path.open("rb") as file:
+        raw = file.read(HEADER_SIZE)
+        num_bytes = os.fstat(file.fileno()).st_size
+    if len(raw) < HEADER_SIZE or not raw.startswith(MAGIC):
+        raise ValueError(f"{path} is not a Megatron index (wrong magic bytes)")
+    version, code, num_sequences, num_boundaries = _HEADER.unpack_from(raw, len(MAGIC))
+    if version != VERSION or code not in DTYPE_CODES:
+        raise ValueError(f"{path}: unknown version {version} or dtype code {code}")
+    if num_bytes != HEADER_SIZE + 12 * num_sequences + 8 * num_boundaries:
+        raise ValueError(f"{path} is truncated: {num_bytes} bytes for {num_sequences} sequences")
+    return IndexHeader(np.dtype(DTYPE_CODES[code]), num_sequences, num_boundaries)
+
+
 class IndexedDataset:
     """Memory-mapped reader. `tokens` is the whole stream, `dataset[i]` document i, `offsets` where documents begin.
 
@@ -109,19 +141,11 @@ class IndexedDataset:
     """
 
     def __init__(self, prefix: Path) -> None:
-        index_path = prefix.with_name(prefix.name + ".idx")
-        raw = index_path.read_bytes()
-        header_size = len(MAGIC) + _HEADER.size
-        if len(raw) < header_size or not raw.startswith(MAGIC):
-            raise ValueError(f"{index_path} is not a Megatron index (wrong magic bytes)")
-        version, code, num_sequences, num_boundaries = _HEADER.unpack_from(raw, len(MAGIC))
-        if version != VERSION or code not in DTYPE_CODES:
-            raise ValueError(f"{index_path}: unknown version {version} or dtype code {code}")
-        if len(raw) != header_size + 12 * num_sequences + 8 * num_boundaries:
-            raise ValueError(f"{index_path} is truncated: {len(raw)} bytes for {num_sequences} sequences")
-        self.dtype = np.dtype(DTYPE_CODES[code])
-        lengths = np.frombuffer(raw, dtype="<i4", count=num_sequences, offset=header_size)
-        boundaries = np.frombuffer(raw, dtype="<i8", offset=header_size + 12 * num_sequences)
+        header = read_header(prefix)
+        raw = prefix.with_name(prefix.name + ".idx").read_bytes()
+        self.dtype = header.dtype
+        lengths = np.frombuffer(raw, dtype="<i4", count=header.num_sequences, offset=HEADER_SIZE)
+        boundaries = np.frombuffer(raw, dtype="<i8", offset=HEADER_SIZE + 12 * header.num_sequences)
         starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self.offsets: np.ndarray = starts[boundaries]
         self.lengths: np.ndarray = np.diff(self.offsets).astype(np.int32)

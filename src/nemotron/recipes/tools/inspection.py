@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -21,7 +21,7 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.user_files import expanded
 from nemotron.data_prep.curation.step import StepTable
 from nemotron.data_prep.tokens.blend import BLEND_FILE
-from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
+from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, IndexHeader, read_header
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
 from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, restore
 from nemotron.kit.metrics import read_metrics
@@ -41,6 +41,7 @@ _MIXTURE = ("source", "documents", "tokens", "requested", "realised", "drawn", "
 _NO_TOKENIZER = "samples are token ids: no folder `tokenizer` that can be read lies beside the data or above it"
 
 Table = list[dict[str, Any]]
+Opened = TypeVar("Opened")
 
 
 @dataclass
@@ -114,26 +115,32 @@ def inspect(location: str, num_samples: int = 3, tokenizer_path: Path | None = N
 # --- Token streams ----------------------------------------------------------------------------------------------------
 
 
-def _open(prefix: Path) -> IndexedDataset:
+def _open(prefix: Path, reader: Callable[[Path], Opened]) -> Opened:
     try:
-        return IndexedDataset(prefix)
+        return reader(prefix)
     except (OSError, ValueError) as error:
         raise UserError(f"{prefix}: not a readable token stream: {error}") from error
 
 
+def _sizes(prefix: Path) -> tuple[IndexHeader, int]:
+    """What the index's header says, and the bytes of the tokens."""
+    return read_header(prefix), prefix.with_name(prefix.name + ".bin").stat().st_size
+
+
 def _streams(path: Path, prefixes: Sequence[Path], num_samples: int, tokenizer: Tokenizer | None) -> Report:
-    """Streams by themselves. Counts are those of all, lengths of a sample of many."""
+    """Streams by themselves. Counts are those of all, by the headers of their indexes, lengths of a sample of many."""
     report = Report(str(path), "token stream" if len(prefixes) == 1 else "token streams")
     sample = _spread(prefixes, SAMPLE_FILES)
     report.read = f"{len(sample)} of {len(prefixes)} streams"
-    datasets = [_open(prefix) for prefix in sample]
-    size = sum(prefix.with_name(prefix.name + ".bin").stat().st_size for prefix in prefixes)
-    documents = sum(len(dataset) for dataset in datasets)
-    tokens = sum(len(dataset.tokens) for dataset in datasets)
-    about = {} if len(sample) == len(prefixes) else {"tokens_in_all": size // datasets[0].dtype.itemsize}
-    types = ", ".join(sorted({dataset.dtype.name for dataset in datasets}))
-    report.counts = {"streams": len(prefixes), "bytes": size, "documents": documents, "tokens": tokens, **about}
-    report.counts["token_type"] = types
+    datasets = [_open(prefix, IndexedDataset) for prefix in sample]
+    sizes = [_open(prefix, _sizes) for prefix in prefixes]
+    report.counts = {
+        "streams": len(prefixes),
+        "bytes": sum(num_bytes for _, num_bytes in sizes),
+        "documents": sum(header.num_documents for header, _ in sizes),
+        "tokens": sum(num_bytes // header.dtype.itemsize for header, num_bytes in sizes),
+        "token_type": ", ".join(sorted({header.dtype.name for header, _ in sizes})),
+    }
     report.lengths = _lengths("documents", "tokens", [dataset.lengths for dataset in datasets])
     report.samples = _decoded(list(zip(sample, datasets, strict=True)), num_samples, tokenizer)
     report.notes += [_NO_TOKENIZER] * (tokenizer is None and bool(report.samples))

@@ -120,7 +120,7 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
     problem, if the last `\\boxed{}` means what is expected.
 
     Raises:
-        math_equality.UndecidedError: whether it does could not be found out; `families.verify` makes an error of it.
+        killable.UndecidedError: whether it does could not be found out; `families.verify` makes an error of it.
     """
     given = answered(spec, answer)
     if "expected_answer" in spec:

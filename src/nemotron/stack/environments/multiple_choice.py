@@ -13,7 +13,8 @@ Published (`from_gym`): `spec` is {"expected_answer": letter, "options": {letter
 - lenient_answer_colon: what follows the last `Answer:`, a letter or the text of one option.
 
 Of patterns the first that is found counts, where it is found last; its group is a letter or the text of an option.
-Where none is found, `grading_mode` decides.
+Where none is found, `grading_mode` decides; an answer over which one takes more than 1 s of processor time chooses
+nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.kit.schemas.difficulty import MultipleChoiceDifficulty
 from nemotron.stack.environments.boxed import last_boxed
 from nemotron.stack.environments.gym import canonical_of, prompt_of, text_in
+from nemotron.stack.environments.killable import OutOfTimeError
+from nemotron.stack.environments.patterns import last_found
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 from nemotron.stack.environments.words import CATEGORY_OF, word_list, words_by_category
 
@@ -196,9 +199,12 @@ def _published_letter(spec: Mapping[str, Any], answer: str) -> str | None:
     """The letter that a response to a published question chooses, or None."""
     options: dict[str, str] = spec.get("options") or {}
     for pattern in spec.get("output_regex") or []:
-        matches = list(re.finditer(pattern, answer, re.IGNORECASE))
-        if matches:
-            chosen = _unwrapped(matches[-1][1] or "" if matches[-1].re.groups else matches[-1][0])
+        try:
+            found = last_found(pattern, answer)
+        except OutOfTimeError:
+            return None
+        if found is not None:
+            chosen = _unwrapped(found)
             return _allowed(chosen, options) or _option_with(chosen, options)
     match spec["grading_mode"]:
         case "strict_single_letter_boxed":

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.environments import QUESTIONS as PREFIX
+from nemotron.stack.environments.patterns import is_found
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
 
 Match = Literal["exact", "contains", "regex", "choice"]
@@ -77,7 +78,8 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
 
     `exact`: the response is the answer, but for case, blanks and a final full stop. `contains`: the answer stands in
     the response as whole words, but for case and blanks, and a number as no part of another one. `regex`: it is found
-    in the response. `choice`: the response is the text of that option, or begins with its letter.
+    in the response, within 1 s of processor time. `choice`: the response is the text of that option, or begins with its
+    letter.
     """
     answers, said = spec["answers"], _plain(answer)
     match spec["match"]:
@@ -86,7 +88,7 @@ def verify_answer(spec: dict[str, Any], answer: str) -> Verdict:
         case "contains":
             matches = any(_contains(said, _plain(each)) for each in answers)
         case "regex":
-            matches = any(re.search(each, answer) for each in answers)
+            matches = any(is_found(each, answer) for each in answers)
         case "choice":
             matches = _chosen(spec["options"], answer) == answers[0]
         case other:

@@ -12,7 +12,8 @@ Two shapes of `spec`:
 
 Where a check in Gym lets through what is not right, it is mended here: a key twice, NaN, infinity and numbers that
 overflow are refused in every format, a table needs a row, and `format` (a date, say) is checked. A broken schema, and
-one that points to another document, is an error and not an answer that is wrong.
+one that points to another document, is an error and not an answer that is wrong. An answer whose check takes more than
+5 s of processor time, under a `pattern` that backtracks without end for instance, is wrong.
 
 In generated tasks a number may be asked for as a string, and facts come in another order than keys. Any key order and
 spacing is right. The careful reasoning trace writes the typed values down first, in the order of the schema; the short
@@ -25,18 +26,20 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from jsonschema import Draft202012Validator, SchemaError
+from jsonschema import SchemaError
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import parse_tool_calls
 from nemotron.kit.schemas.difficulty import StructuredOutputDifficulty
-from nemotron.stack.environments.formats import FORMATS, Format, read, typed
+from nemotron.stack.environments import validation
+from nemotron.stack.environments.formats import FORMATS, Format
 from nemotron.stack.environments.gym import task_without_solution
+from nemotron.stack.environments.killable import OutOfTimeError, UndecidedError, Worker
 from nemotron.stack.environments.task import Solution, Task, Verdict, right, wrong
+from nemotron.stack.environments.validation import as_text, checked, may_take_long, mismatch
 from nemotron.stack.environments.words import words_by_category
 
 FAMILY = "structured_output"
@@ -55,6 +58,7 @@ _SCHEMAS = (
     *("unevaluatedItems", "unevaluatedProperties", "propertyNames", "anyOf", "oneOf"),
 )
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_worker = Worker(validation, cpu_seconds=5.0)
 _PHRASINGS = ("Write JSON with {keys}. Facts: {facts}.", "JSON keys: {keys}. Data: {facts}.")
 
 
@@ -132,14 +136,6 @@ def _schema(problem: Problem) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=4096)
-def _validator(schema_json: str) -> Draft202012Validator:
-    """A validator for a schema that was itself checked; a broken schema raises jsonschema.SchemaError."""
-    schema = json.loads(schema_json)
-    Draft202012Validator.check_schema(schema)
-    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
-
-
 def from_gym(record: Mapping[str, Any]) -> Task:
     """A record for the resources server `structured_outputs`; UserError where no answer to it could be verified.
 
@@ -150,7 +146,7 @@ def from_gym(record: Mapping[str, Any]) -> Task:
     spec = {name: record[name] for name in ("schema_str", "schema_type") if record.get(name) is not None}
     try:
         _verify_published(spec, "")
-    except (KeyError, ValueError, TypeError, SchemaError) as failure:
+    except (KeyError, ValueError, TypeError, SchemaError, UndecidedError) as failure:
         raise UserError(f"its schema cannot be checked: {str(failure).splitlines()[0]}") from None
     return task_without_solution(FAMILY, record, spec)
 
@@ -166,7 +162,7 @@ def _verify_published(spec: Mapping[str, Any], answer: str) -> Verdict:
     """The verdict under a published schema; ValueError, KeyError or jsonschema.SchemaError where it is broken."""
     schema = strict_schema(json.loads(spec["schema_str"]))
     _refuse_references(schema)
-    _validator(json.dumps(schema, sort_keys=True))  # so that a broken one never depends on the answer to show
+    checked(as_text(schema))  # so that a broken one never depends on the answer to show
     mode, form = spec.get("response_mode", "text"), spec.get("schema_type", "json")
     if mode not in ("text", "tool_call") or form not in FORMATS:
         raise ValueError(f"unknown response_mode {mode!r} or schema_type {form!r}")
@@ -218,20 +214,18 @@ def _refuse_references(value: Any) -> None:
         _refuse_references(each)
 
 
-def _validated(schema: Any, text: str, form: Format) -> Verdict:
-    """Right if `text` is one document of the format that validates."""
-    validator = _validator(json.dumps(schema, sort_keys=True))
-    try:
-        value = read(text, form)
-    except ValueError as failure:
-        return wrong(f"not {form.upper()}: {failure}")
-    if form in ("xml", "csv"):
-        value = typed(value, schema)
-    try:
-        mismatch = next(validator.iter_errors(value), None)
-    except OverflowError:
-        return wrong("a number that is beyond any float")
-    return right() if mismatch is None else wrong(mismatch.message[:200])
+def _validated(schema: Any, document: str, form: Format) -> Verdict:
+    """Right if `document` is one of the format that validates; one that takes too long over it is wrong."""
+    schema_text = as_text(schema)
+    checked(schema_text)
+    if not may_take_long(schema_text):
+        reason = mismatch(schema_text, document, form)
+    else:
+        try:
+            reason = _worker.call(mismatch, schema_text, document, form)
+        except OutOfTimeError as failure:
+            reason = f"whether it validates is not known: {failure}"
+    return right() if reason is None else wrong(reason)
 
 
 def space_size(difficulty: StructuredOutputDifficulty) -> int:

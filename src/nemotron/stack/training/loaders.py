@@ -268,8 +268,8 @@ class PackedLoader:
     weight in the loss, where it has one), in whatever rows it lies, and the sum of a global batch's masks is the number
     of its conversations, where one of which only a part lies in the batch counts as that part.
 
-    UserError, with the file: it is missing, lacks a column, has no row or one longer than `seq_len`, or a mask that is
-    neither 0 and 1 nor weights.
+    UserError, with the file: it is missing, lacks a column, has no row or one longer than `seq_len`, a mask that is
+    neither 0 and 1 nor weights, or one that is 0 everywhere.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class PackedLoader:
         table = pa.concat_tables(tables)
         if table.num_rows == 0:
             raise UserError(f"{path}: holds no packed sequence")
-        self.num_rows, self._seed, self._ranks = table.num_rows, seed, ranks
+        self.path, self.num_rows, self._seed, self._ranks = path, table.num_rows, seed, ranks
         self._ids, self._offsets = _flat_lists(table, "input_ids")
         self._mask, mask_offsets = _flat_lists(table, "loss_mask")
         self._starts, self._start_offsets = _flat_lists(table, "seq_start_id")
@@ -302,6 +302,11 @@ class PackedLoader:
             raise UserError(f"{path}: loss_mask and input_ids differ in length")
         self._mask = _checked_mask(self._mask, path)
         self.trained_tokens = int(np.count_nonzero(self._mask))
+        if self.trained_tokens == 0:
+            raise UserError(
+                f"{path}: no token is trained: loss_mask is 0 for all {len(self._mask):,} tokens",
+                "prepare the data again, from conversations with an answer and a weight above 0",
+            )
         if reduction == "conversation":
             totals, _ = _flat_lists(table, "conversation_tokens")
             if len(totals) != len(self._starts) or totals.min() < 1:
@@ -322,6 +327,15 @@ class PackedLoader:
         """Every row once, in file order, for validation; leaves the cursor alone."""
         for i in range(0, self.num_rows, batch_size):
             yield self._collate(list(range(i, min(i + batch_size, self.num_rows))))
+
+    def check_first_rows(self, count: int, key: str) -> None:
+        """UserError: no token is trained in the first `count` rows, which are all that `key` of the config has read."""
+        if not self._mask[: self._offsets[min(count, self.num_rows)]].any():
+            first = f"the first {count:,} of {self.num_rows:,} rows"
+            raise UserError(
+                f"{self.path}: no token is trained in {first}, all that {key} reads",
+                f"raise {key}, or prepare the data again",
+            )
 
     @property
     def epochs(self) -> float:

@@ -120,12 +120,22 @@ def test_a_blend_shows_sources_phases_and_mixture(tmp_path: Path) -> None:
     assert report.lengths is not None and report.lengths.count == 13
 
 
-def test_of_many_streams_some_are_read(tmp_path: Path) -> None:
-    for i in range(40):
-        write_stream(tmp_path / f"web_train-{i:05}", [i + 1])
+def test_of_many_streams_all_are_counted_and_some_are_read(tmp_path: Path) -> None:
+    for i in range(39):
+        write_stream(tmp_path / f"web_train-{i:05}", [i + 1, 1])
+    with IndexedDatasetWriter(tmp_path / "web_train-00039", np.int32) as writer:  # none of those that are read
+        writer.add_documents(np.full(5, 7), [5, 0])
     report = inspect(str(tmp_path))
     assert report.read == "16 of 40 streams"
-    assert report.counts["tokens_in_all"] == sum(range(1, 41))
+    assert report.lengths is not None and report.lengths.count == 32
+    tokens = sum(range(1, 40)) + 39
+    assert report.counts == {
+        "streams": 40, "bytes": 2 * tokens + 4 * 5, "documents": 80, "tokens": tokens + 5,
+        "token_type": "int32, uint16",
+    }  # fmt: skip
+    (tmp_path / "web_train-00039.idx").write_bytes(b"cut")
+    with pytest.raises(UserError, match="web_train-00039: not a readable token stream"):
+        inspect(str(tmp_path))
 
 
 # --- Packed rows ------------------------------------------------------------------------------------------------------

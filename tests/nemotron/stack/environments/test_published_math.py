@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.stack.environments import Verdict, from_gym, math_equality, verify
+from nemotron.stack.environments import Verdict, from_gym, math_comparison, math_equality, verify
 from nemotron.stack.environments.boxed import last_boxed
+from nemotron.stack.environments.killable import Worker
 from nemotron.stack.environments.math import verify_answer, without_delimiters
 
 from .recorded_cases import cases
@@ -191,18 +192,18 @@ def test_no_false_pass_on_a_thousand_answers() -> None:
 def test_what_takes_too_long_or_ends_the_process_is_an_error_and_the_next_one_is_verified(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(math_equality, "CPU_SECONDS", 1.0)
-    monkeypatch.setattr(math_equality, "_worker", None)
+    worker = Worker(math_comparison, cpu_seconds=1.0)
+    monkeypatch.setattr(math_equality, "_worker", worker)
     undecided = verdict("\\frac{3}{2}", "\\boxed{9^{9^{9^{9}}}}")
     assert undecided.status == "error" and undecided.score != undecided.score
     assert verdict("\\frac{3}{2}", "\\boxed{1.5}").status == "score"
-    assert math_equality._worker is not None
-    os.kill(math_equality._worker.pid, signal.SIGTERM)  # meant for the parent
+    assert worker.process is not None
+    os.kill(worker.process.pid, signal.SIGTERM)  # meant for the parent
     assert verdict("\\frac{3}{2}", "\\boxed{1.25}").status == "wrong"
-    os.kill(math_equality._worker.pid, signal.SIGKILL)
-    math_equality._worker.wait()
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
     killed = verdict("\\frac{3}{2}", "\\boxed{\\frac{6}{4}}")
-    assert (killed.status, killed.reason) == ("error", "UndecidedError: the process that compares ended with -9")
+    assert (killed.status, killed.reason) == ("error", "UndecidedError: the process that was asked ended with -9")
     assert verdict("\\frac{3}{2}", "\\boxed{\\frac{6}{4}}").status == "score"
 
 

@@ -335,6 +335,20 @@ def test_bad_packs_are_named(tmp_path: Path) -> None:
     write_pack(tmp_path / "d.parquet", [])
     with pytest.raises(UserError, match="no packed sequence"):
         PackedLoader(tmp_path / "d.parquet", 8, 0)
+    for kind in (pa.uint8(), pa.float32()):  # the loss of nothing would be 0
+        masked_pack(tmp_path / "e.parquet", kind, [0, 0, 0])
+        with pytest.raises(UserError, match=r"e\.parquet: no token is trained: loss_mask is 0 for all 3 tokens"):
+            PackedLoader(tmp_path / "e.parquet", 8, 0)
+
+
+def test_the_first_rows_must_have_a_trained_token(tmp_path: Path) -> None:
+    write_pack(tmp_path / "pack.parquet", [[[1]], [[2], [3]], [[4, 5]]])
+    loader = PackedLoader(tmp_path / "pack.parquet", 8, 0)
+    complaint = r"pack\.parquet: no token is trained in the first 2 of 3 rows, all that eval\.rows reads"
+    with pytest.raises(UserError, match=complaint):
+        loader.check_first_rows(2, "eval.rows")
+    loader.check_first_rows(3, "eval.rows")
+    loader.check_first_rows(64, "eval.rows")
 
 
 def test_steps_of_two_lengths_draw_from_one_phase_each(tmp_path: Path) -> None:

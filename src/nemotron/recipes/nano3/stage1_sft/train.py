@@ -127,7 +127,8 @@ class Data:
 
 
 def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
-    """Refuses data that was tokenised with another tokenizer than the model's: its ids would mean other text."""
+    """Refuses data of another tokenizer than the model's, whose ids would mean other text, and data without a trained
+    token, among them validation rows of which `train.eval_iters` reads none that has one."""
     pack, base = SFTPack.load(path=cfg.dataset.path), Checkpoint.load(path=cfg.checkpoint.pretrained_checkpoint)
     tokenizer = (pack.tokenizer_path or pack.path) / "tokenizer.json"
     if pack.tokenizer_path is not None and not tokenizer.is_file():
@@ -144,6 +145,7 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
     seq_len, seed, reduction = pack.seq_len, cfg.rng.seed, cfg.train.loss_reduction
     loader = PackedLoader(pack.train_path, seq_len, seed, ranks, reduction)
     valid = PackedLoader(pack.valid_path, seq_len, seed, reduction=reduction)  # whole on every rank: `validate` deals
+    valid.check_first_rows(cfg.train.eval_iters * cfg.train.global_batch_size, "train.eval_iters")
     return Data(base, pack, loader, valid)
 
 
@@ -289,7 +291,7 @@ def validate(cfg: SFTConfig, session: Session, model: NemotronH, data: Data) -> 
         progress.update(rows, tokens=batch.input_ids_BL.numel())
     model.train()
     totals = sum_metrics(sums, session.ranks)
-    return totals["nats"] / (totals["weights"] or 1)
+    return totals["nats"] / totals["weights"]
 
 
 def note_validation(cfg: SFTConfig, session: Session, best: Best, step: int, loss: float) -> None:

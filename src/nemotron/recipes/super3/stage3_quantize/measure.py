@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from nemotron.kit import QuantizedModel
+from nemo_runspec.errors import UserError
+from nemotron.kit import QuantizedModel, SFTPack
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.stack.compression.distillation import Recovery, measure_recovery
 from nemotron.stack.evaluation.comparison import compare
@@ -27,6 +28,15 @@ class HeldOut:
     loader: PackedLoader
     rows: int
     evaluation: EvaluationConfig
+
+
+def open_held_out(pack: SFTPack, rows: int, seed: int) -> PackedLoader:
+    """The validation rows of a pack. UserError: there are none, or no token is trained in those that are measured."""
+    if pack.valid_path is None:
+        raise UserError(f"{pack.ref} has no validation rows")
+    valid = PackedLoader(pack.valid_path, pack.seq_len, seed)
+    valid.check_first_rows(-(-rows // ROWS) * ROWS, "dataset.eval_rows")
+    return valid
 
 
 def held_out_recovery(quantized: NemotronH, full: NemotronH, valid: PackedLoader, rows: int) -> Recovery:

@@ -54,7 +54,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, UserError, run_main
 from nemotron.kit import Checkpoint, QuantizedModel, Results, SFTPack, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
-from nemotron.recipes.super3.stage3_quantize.measure import HeldOut, held_out_recovery, measure
+from nemotron.recipes.super3.stage3_quantize.measure import HeldOut, held_out_recovery, measure, open_held_out
 from nemotron.stack.compression.distillation import Recovery, forward_kl_sum
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.models import NemotronH
@@ -111,14 +111,14 @@ class Data:
 
 
 def open_data(cfg: QADConfig) -> Data:
-    """Refuses a model that is not quantised, and a pack without rows of both kinds."""
+    """Refuses a model that is not quantised, and a pack that lacks rows of a kind, or a trained token in them."""
     quantized = QuantizedModel.load(path=cfg.checkpoint.pretrained_checkpoint)
     full, pack = Checkpoint.load(path=quantized.full_path), SFTPack.load(path=cfg.dataset.path)
-    if pack.train_path is None or pack.valid_path is None:
-        raise UserError(f"{pack.ref} has no {'training' if pack.train_path is None else 'validation'} rows")
+    if pack.train_path is None:
+        raise UserError(f"{pack.ref} has no training rows")
     cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     loader = PackedLoader(pack.train_path, pack.seq_len, cfg.rng.seed)
-    return Data(quantized, full, pack, loader, PackedLoader(pack.valid_path, pack.seq_len, cfg.rng.seed))
+    return Data(quantized, full, pack, loader, open_held_out(pack, cfg.dataset.eval_rows, cfg.rng.seed))
 
 
 def distil(cfg: QADConfig, session: Session, data: Data) -> tuple[NemotronH, NemotronH, Quantization, list[Recovery]]:

@@ -54,7 +54,7 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Checkpoint, QuantizedModel, Results, SFTPack, open_run, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.stop import StopFlag
-from nemotron.recipes.super3.stage3_quantize.measure import ROWS, HeldOut, measure
+from nemotron.recipes.super3.stage3_quantize.measure import ROWS, HeldOut, measure, open_held_out
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.models import NemotronH
 from nemotron.stack.quantization.autoquantize import candidates, fisher_scores, group_matrices, search
@@ -76,8 +76,9 @@ def main() -> None:
     with open_run(cfg, script=__file__) as run, StopFlag() as stop:
         full_artifact = Checkpoint.load(path=cfg.checkpoint.pretrained_checkpoint)
         pack = SFTPack.load(path=cfg.dataset.path)
-        if pack.train_path is None or pack.valid_path is None:
-            raise UserError(f"{pack.ref} has no {'training' if pack.train_path is None else 'validation'} rows")
+        if pack.train_path is None:
+            raise UserError(f"{pack.ref} has no training rows")
+        valid = open_held_out(pack, cfg.dataset.eval_rows, seed=0)
         cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         full = NemotronH.from_pretrained(full_artifact.path, torch.bfloat16).float().to(device)
@@ -111,7 +112,6 @@ def main() -> None:
         # ---- measure: what is scored is what was published, read back, with its activations rounded
         with run.phase("evaluate"):
             quantized = load_model(published.path, device=device)
-            valid = PackedLoader(pack.valid_path, pack.seq_len, seed=0)
             held_out = HeldOut(valid, cfg.dataset.eval_rows, cfg.evaluation)
             metrics = measure(full, quantized, published, held_out, stop.poll)
             results = Results(metrics={"bytes": sizes_of_both, **metrics}).save()

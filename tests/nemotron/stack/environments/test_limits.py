@@ -1,0 +1,131 @@
+"""Checks of answers that would go on for hours: they end, the answer is wrong, and the next one is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from nemotron.stack.environments import (
+    Solution,
+    Task,
+    from_gym,
+    generate_tasks,
+    matching,
+    patterns,
+    structured_output,
+    validation,
+    verify,
+)
+from nemotron.stack.environments.killable import OutOfTimeError, UndecidedError, Worker
+from nemotron.stack.environments.multiple_choice import answered
+from nemotron.stack.environments.questions import make_task
+from nemotron.stack.environments.validation import as_text, may_take_long
+
+DOUBLING = "(a+)+$"  # tries all 2^n ways to divide n letters before it gives up
+LETTERS = "a" * 60 + "!"
+
+
+@pytest.fixture(autouse=True)
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "_worker", Worker(matching, cpu_seconds=0.2))
+    monkeypatch.setattr(structured_output, "_worker", Worker(validation, cpu_seconds=0.5))
+
+
+def structured(schema: dict[str, Any]) -> Task:
+    return Task("structured_output", "", "", {"schema_str": json.dumps(schema)}, Solution("", ""))
+
+
+def test_a_question_whose_pattern_takes_too_long_is_not_answered() -> None:
+    task = make_task("quiz", {"question": "Which?", "answer": [DOUBLING, "^b"]}, "regex")
+    assert verify(task, LETTERS, False).status == "wrong"
+    assert verify(task, "aaa", False).status == "score"
+    assert verify(task, "b" + LETTERS, False).status == "score"  # the other pattern
+
+
+def test_a_choice_whose_pattern_takes_too_long_is_none() -> None:
+    record = {
+        "responses_create_params": {"input": "Which? A: three B: four"},
+        "options": [{"A": "three"}, {"B": "four"}],
+        "expected_answer": "B",
+        "template_metadata": {"output_regex": ["(b) it is", DOUBLING]},
+    }
+    task = from_gym("mcqa", record)
+    late = f"\\boxed{{B}} {LETTERS}"  # by its box it would be right
+    assert verify(task, late, False).status == "wrong" and answered(task.spec, late) is None
+    assert verify(task, "A it is, B it is", False).status == "score"  # whatever the case
+    assert verify(task, "\\boxed{B}", False).status == "score"
+
+
+@pytest.mark.parametrize(
+    ("schema", "late", "right"),
+    [
+        ({"type": "string", "pattern": f"^{DOUBLING}"}, LETTERS, "aa"),
+        pytest.param(
+            *({"type": "object", "patternProperties": {f"^{DOUBLING}": {}}}, {LETTERS: 1}, {"aa": 1}),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *({"type": "array", "uniqueItems": True}, [{"n": n} for n in range(9000)], [{"n": 1}, {"n": 2}]),
+            marks=pytest.mark.slow,
+        ),
+        # Both alternatives are tried at every level: 2^30 checks of the innermost value.
+        (
+            {
+                "anyOf": [{"properties": {key: {"$ref": "#"}, "b": {}}, "type": "object"} for key in "aa"]
+                + [{"const": 1}]
+            },
+            json.loads('{"a":' * 30 + "2" + "}" * 30),
+            {"a": {"a": 1, "b": 1}, "b": 1},
+        ),
+    ],
+    ids=["pattern", "patternProperties", "uniqueItems", "$ref"],
+)
+def test_a_document_that_takes_too_long_is_wrong(schema: dict[str, Any], late: Any, right: Any) -> None:
+    task = structured(schema)
+    verdict = verify(task, json.dumps(late), False)
+    assert verdict.status == "wrong" and "more than 0.5 s of processor time" in verdict.reason
+    assert verify(task, json.dumps(right), False).status == "score"
+    assert verify(task, json.dumps("b"), False).status == "wrong"
+    assert verify(task, "{", False).reason.startswith("not JSON")
+
+
+def test_what_no_document_can_hold_up_is_checked_in_this_process() -> None:
+    for task in generate_tasks("structured_output", "train", 50):
+        assert not may_take_long(as_text(task.spec["schema"]))
+        assert verify(task, task.solution.answer).status == "score"
+    assert structured_output._worker.process is None
+
+
+def test_a_process_ends_with_its_limit_and_goes_on_after_an_exception() -> None:
+    worker = Worker(matching, cpu_seconds=0.2)
+    with pytest.raises(OutOfTimeError):
+        worker.call(matching.is_found, DOUBLING, LETTERS)
+    assert worker.process is None
+    assert worker.call(matching.is_found, "b", "abc")
+    with pytest.raises(UndecidedError, match="error in is_found"):
+        worker.call(matching.is_found, "(", "abc")
+    assert worker.process is not None
+    assert worker.process.poll() is None
+
+
+def test_a_child_of_a_fork_asks_a_process_of_its_own() -> None:
+    worker = Worker(matching, cpu_seconds=5.0)
+    assert worker.call(matching.last_found, "[ab]", "abc") == "b"
+    parent_asks = worker.process
+    child = os.fork()
+    if child == 0:
+        other = worker.call(matching.last_found, "[ab]", "a") == "a" and worker.process is not parent_asks
+        os._exit(0 if other else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert worker.call(matching.last_found, "[ab]", "abc") == "b" and worker.process is parent_asks
+
+
+def test_threads_get_the_answers_to_their_own_questions() -> None:
+    worker = Worker(matching, cpu_seconds=5.0)
+    with ThreadPoolExecutor(8) as pool:
+        found = pool.map(lambda n: worker.call(matching.last_found, r"\d+", f"x {n} y"), range(200))
+        assert list(found) == [str(n) for n in range(200)]

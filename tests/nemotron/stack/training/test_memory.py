@@ -144,16 +144,27 @@ def test_copies_that_rank_0_keeps_are_counted() -> None:
     assert memory.rank_0_bytes(Needs(config, 1, best_weights=True, adapters=100), 1, async_save=True) == 16 * 100
 
 
+def held_bytes(*caches: Cache) -> int:
+    layers = [layer for cache in caches for layer in cache.layers]
+    tensors = [t for layer in layers if isinstance(layer, AttentionCache) for t in (layer.k, layer.v)]
+    tensors += [t for layer in layers if isinstance(layer, MambaCache) for t in (*layer.conv, layer.ssm)]
+    return sum(t.nbytes for t in tensors)
+
+
 def test_the_states_of_sampled_completions_are_what_a_cache_holds(
     small_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_model("MEM*EME").config
     for bf16, dtype in ((False, torch.float32), (True, torch.bfloat16)):
         cache = Cache.allocate(config, 6, 40, dtype, torch.device("cpu"))
-        tensors = [t for layer in cache.layers if isinstance(layer, AttentionCache) for t in (layer.k, layer.v)]
-        tensors += [t for layer in cache.layers if isinstance(layer, MambaCache) for t in (*layer.conv, layer.ssm)]
-        needs = Needs(config, 1, completions=6, completion_tokens=40)
-        assert memory.decoding_bytes(needs, bf16) - 6 * 24 * config.vocab_size == sum(t.nbytes for t in tensors)
+        needs, logits = Needs(config, 1, completions=6, completion_tokens=40), 6 * 24 * config.vocab_size
+        assert memory.decoding_bytes(needs, bf16) - logits == held_bytes(cache)
+        # Between two turns: what the first has left, with room for what is read, and as a batch.
+        cache.length = 40
+        left = [cache.row(row, 0) for row in range(6)]
+        longer = [row.resized(40) for row in left]
+        held = held_bytes(*left, *longer, Cache.of_rows(longer, 40, torch.device("cpu")))
+        assert memory.decoding_bytes(replace(needs, several_turns=True), bf16) - logits == held
     needs = Needs(config, 1, completions=600, completion_tokens=40)
     monkeypatch.setattr(memory, "available_bytes", lambda: memory.decoding_bytes(needs, False))
     with pytest.raises(UserError, match="for 600 completions that are sampled together") as refused:

@@ -202,7 +202,8 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
         load_config(data.initial.path), tokens,
         copies=bool(cfg.loss_fn.reference_policy_kl_penalty) + ahead.enabled * (ahead.max_trajectory_age_steps + 2),
         completions=prompts * cfg.grpo.num_generations_per_prompt,
-        completion_tokens=cfg.policy.max_total_sequence_length, decodes_beside=ahead.enabled,
+        completion_tokens=cfg.policy.max_total_sequence_length, several_turns=cfg.grpo.max_rollout_turns > 1,
+        decodes_beside=ahead.enabled,
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)

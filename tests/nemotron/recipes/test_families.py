@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nemo_runspec.config.loader import load_config
+from nemo_runspec.config.loader import LoadedConfig, load_config
 from nemo_runspec.job import RecipeConfig
 from nemo_runspec.pipeline import PlannedStep, Step, plan_pipeline
 from nemo_runspec.runspec import parse
@@ -20,10 +20,14 @@ FAMILIES = sorted(path.parent.name for path in RECIPES.glob("*/report.yaml"))
 SIZES = ("smoke", "tiny")
 
 
+def config_of(step: RecipeStep, size: str) -> LoadedConfig:
+    spec = parse(step.script, step.configs)
+    return load_config(spec.config_dir, size + step.config_suffix, (), spec.config.format)
+
+
 def run_of(step: RecipeStep, size: str) -> dict[str, Any]:
     """The `run` group of a step's config."""
-    spec = parse(step.script, step.configs)
-    return vars(load_config(spec.config_dir, size + step.config_suffix, (), spec.config.format).run)
+    return vars(config_of(step, size).run)
 
 
 def planned(recipe: Recipe, size: str) -> list[PlannedStep]:
@@ -66,3 +70,17 @@ def test_the_report_names_the_step_that_made_each_model_of_the_evaluation(family
 def test_figures_are_of_models_of_the_report(family: str) -> None:
     report = yaml.safe_load((RECIPES / family / "report.yaml").read_text(encoding="utf-8"))
     assert {curve["model"].partition("/")[0] for curve in report["curves"]} <= report["models"].keys()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("family", ("lightning35", "nano3", "super3"))
+def test_pretraining_reads_every_phase_of_the_data_and_decays_in_the_last(family: str, size: str) -> None:
+    steps = {step.name: step for step in read_recipe(RECIPES / family).piped}
+    configs = {name: config_of(step, size).data for name, step in steps.items()}
+    phases = [phase["name"] for phase in configs["data-pretrain"]["blend"]]
+    decays: dict[str | None, int] = {}  # by the phase that a step reads first; None: all of them
+    for name, config in configs.items():
+        if name.startswith("pretrain"):
+            decays.setdefault(config["dataset"].get("phase"), config["scheduler"]["lr_wsd_decay_iters"])
+    assert set(phases) <= decays.keys() or None in decays
+    assert decays[phases[-1] if phases[-1] in decays else None] > 0

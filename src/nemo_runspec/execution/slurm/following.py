@@ -60,26 +60,23 @@ def follow_or_leave(experiment: Experiment, env: Env, *, attached: bool) -> int:
     return DONE
 
 
-def follow(jobs: Sequence[SlurmJob], *, interval: float = 1.0) -> int:
+def follow(jobs: Sequence[SlurmJob]) -> int:
     """Follow `jobs`, each of which starts when the one before it has succeeded, until the last ends or one fails.
 
     For Ctrl-C, SIGTERM and a cluster that does not answer see `attend`.
-
-    Args:
-        interval: seconds between two looks at the log.
 
     Returns:
         0 all completed; the script's own 1, 2, 130 or 143; 1 for whatever else Slurm ended a job with; 130 cancelled by
         Ctrl-C; 143 after SIGTERM.
     """
-    return attend(_Follower(jobs, interval))
+    return attend(_Follower(jobs))
 
 
 class _Follower:
     """Where following has got to; goes on there after a question."""
 
-    def __init__(self, jobs: Sequence[SlurmJob], interval: float) -> None:
-        self.jobs, self.interval = jobs, interval
+    def __init__(self, jobs: Sequence[SlurmJob]) -> None:
+        self.jobs = jobs
         self.signals: list[int] = []
         self.told_to_stop = False
         self.current = 0
@@ -158,7 +155,7 @@ class _Follower:
                     return state
             self._heed_signals()
             if not log:
-                time.sleep(self.interval)
+                time.sleep(1)
 
     def _heed_signals(self) -> None:
         if self.signals:
@@ -173,7 +170,7 @@ class _Follower:
             except Unreachable as error:
                 patience.lost(f"{error.message}; job {job.id} goes on, trying to reach it again", error)
                 self._heed_signals()
-                time.sleep(min(10.0, 2 * self.interval))
+                time.sleep(2)
                 continue
             patience.answered("connected again")
             return answer

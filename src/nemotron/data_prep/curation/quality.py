@@ -438,15 +438,15 @@ def auc(scores: np.ndarray, good: np.ndarray) -> float:
     return float(mannwhitneyu(scores[good], scores[~good], method="asymptotic").statistic) / pairs
 
 
-def auc_interval(scores: np.ndarray, good: np.ndarray, resamples: int = 1000, seed: int = 0) -> Interval:
+def auc_interval(scores: np.ndarray, good: np.ndarray) -> Interval:
     """`auc` with a bootstrap interval: good pages and others are drawn anew, each class as often as it occurs."""
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(0)
     goods, others = scores[good], scores[~good]
     is_good = np.arange(len(scores)) < len(goods)
     # scipy.stats.bootstrap would hold all draws at once.
     areas = [
         auc(np.concatenate([draw.choice(goods, len(goods)), draw.choice(others, len(others))]), is_good)
-        for _ in range(resamples)
+        for _ in range(1000)
     ]
     low, high = np.quantile(areas, [0.025, 0.975])
     return Interval(auc(scores, good), float(low), float(high))
@@ -462,9 +462,9 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(successes / trials, float(interval.low), float(interval.high))
 
 
-def reliability(scores: np.ndarray, good: np.ndarray, bins: int = 10) -> list[dict[str, Any]]:
-    """Rows of a reliability table: pages by predicted probability, the mean prediction, the share that is good."""
-    places = np.minimum((scores * bins).astype(np.int64), bins - 1)
+def reliability(scores: np.ndarray, good: np.ndarray) -> list[dict[str, Any]]:
+    """Rows of a reliability table: pages in ten bins by predicted probability, their mean prediction and good share."""
+    places = np.minimum((scores * 10).astype(np.int64), 9)
     rows = []
     for place in np.unique(places):
         inside = places == place

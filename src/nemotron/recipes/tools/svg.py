@@ -139,9 +139,9 @@ def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series])
     return _figure(title, HEIGHT, parts, [(label, f"var(--c{i})") for label, i in colours.items()])
 
 
-def _thin(points: Sequence[tuple[float, float]], limit: int = 800) -> Sequence[tuple[float, float]]:
-    """At most about `limit` points, the last one kept: a page, not a data file."""
-    stride = max(1, len(points) // limit)
+def _thin(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """At most about 800 points, the last one kept: a page, not a data file."""
+    stride = max(1, len(points) // 800)
     return [*points[:-1:stride], points[-1]]
 
 

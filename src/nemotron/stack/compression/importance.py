@@ -131,13 +131,10 @@ class Removal:
 
 
 @torch.no_grad()
-def removal_errors(
-    model: NemotronH, batches: Iterable[Tensor], removed: Sequence[int] = (), poll: Callable[[], None] = lambda: None
-) -> dict[int, float]:
+def removal_errors(model: NemotronH, batches: Iterable[Tensor], removed: Sequence[int] = ()) -> dict[int, float]:
     """Of each block that is not yet removed: mean squared error of the logits without it, against the whole model's.
 
-    Blocks are skipped, and nothing is trained. The mean is over all logits of all batches (int64 [B, L] each). `poll`
-    is called before each block of each batch; it raises to stop.
+    Blocks are skipped, and nothing is trained. The mean is over all logits of all batches (int64 [B, L] each).
     """
     refuse_what_is_not_pruned(model.config)
     blocks = [i for i in range(len(model.config.hybrid_override_pattern)) if i not in removed]
@@ -147,7 +144,6 @@ def removal_errors(
         whole_BLV = _logits(model, x_BLD, range(len(model.config.hybrid_override_pattern)))
         count += whole_BLV.numel()
         for position, block in enumerate(blocks):  # x is the input of this block, which all that precede it share
-            poll()
             logits_BLV = _logits(model, x_BLD, blocks[position + 1 :])
             sums[block] += (logits_BLV - whole_BLV).square_().sum(dtype=torch.float64).item()
             x_BLD, _ = model.blocks()[block](x_BLD)
@@ -164,11 +160,7 @@ def _logits(model: NemotronH, x_BLD: Tensor, blocks: Sequence[int]) -> Tensor:
 
 
 def remove_iteratively(
-    model: NemotronH,
-    batches: Sequence[Tensor],
-    count: int,
-    at_least: Mapping[str, int] | None = None,
-    poll: Callable[[], None] = lambda: None,
+    model: NemotronH, batches: Sequence[Tensor], count: int, at_least: Mapping[str, int] | None = None
 ) -> list[Removal]:
     """Take out, `count` times, the block without which the logits change least; measure the others again each time.
 
@@ -177,7 +169,6 @@ def remove_iteratively(
 
     Args:
         at_least: how many blocks of a symbol have to stay, as in {"*": 4}.
-        poll: as in `removal_errors`.
 
     Raises:
         UserError: more blocks to remove than may go.
@@ -192,7 +183,7 @@ def remove_iteratively(
                 f"{count} blocks to remove from {pattern}, and only {len(removals)} may go",
                 "remove fewer, or let fewer stay of each symbol; one block stays at least",
             )
-        errors = removal_errors(model, batches, removed, poll)
+        errors = removal_errors(model, batches, removed)
         best = min((i for i in errors if pattern[i] not in fixed), key=errors.__getitem__)
         removals.append(Removal(best, errors[best]))
     return removals

@@ -16,9 +16,9 @@ class Comparison:
     mean: Difference
     families: dict[str, Difference]
 
-    def worse(self, alpha: float = 0.05) -> list[str]:
-        """Families that lost, after correction for testing all of them at family-wise error `alpha`."""
-        return [name for name, d in self.families.items() if d.estimate < 0 and d.p_adjusted < alpha]
+    def worse(self) -> list[str]:
+        """Families that lost, after correction for testing all of them at family-wise error 0.05."""
+        return [name for name, d in self.families.items() if d.estimate < 0 and d.p_adjusted < 0.05]
 
     def metrics(self) -> dict[str, Any]:
         """The comparison as plain JSON."""

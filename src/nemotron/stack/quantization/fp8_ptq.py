@@ -50,6 +50,6 @@ def scale_of(amax: Tensor) -> Tensor:
     return scale.masked_fill(scale == 0, 1.0)
 
 
-def fake_fp8(x: Tensor, axis: int | None = None, scale: Tensor | None = None) -> Tensor:
+def fake_fp8(x: Tensor, scale: Tensor | None = None) -> Tensor:
     """What FP8 leaves of x, in the dtype of x: quantised and dequantised."""
-    return quantize_fp8(x, axis, scale).dequantize().to(x.dtype)
+    return quantize_fp8(x, scale=scale).dequantize().to(x.dtype)

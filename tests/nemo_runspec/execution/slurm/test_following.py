@@ -224,7 +224,7 @@ def test_where_scancel_fails_and_the_job_is_over_its_end_counts(
     states: list[str | Exception], code: int, last_line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(states, {0: b"step 9\n"}, ["COMPLETED|0:0\n"], scancel_says="scancel: error: Invalid job id\n")
-    assert module._Follower([job(cluster)], 1.0).cancel() == code
+    assert module._Follower([job(cluster)]).cancel() == code
     printed = capsys.readouterr()
     assert (printed.out, printed.err.splitlines()[-1]) == ("step 9\n", last_line)
 
@@ -232,10 +232,10 @@ def test_where_scancel_fails_and_the_job_is_over_its_end_counts(
 def test_where_scancel_fails_and_a_job_goes_on_that_is_the_error() -> None:
     over, running = Cluster([said("COMPLETED")], scancel_says="scancel: error: Access denied\n"), Cluster([RUNNING])
     with pytest.raises(RunFailed, match=r"^scancel failed: scancel: error: Access denied$"):
-        module._Follower([job(over), job(running, 19)], 1.0).cancel()
+        module._Follower([job(over), job(running, 19)]).cancel()
 
 
 def test_a_job_that_ends_well_while_it_is_cancelled_has_ended_well(capsys: pytest.CaptureFixture[str]) -> None:
-    follower = module._Follower([job(Cluster([said("COMPLETED")]))], 1.0)
+    follower = module._Follower([job(Cluster([said("COMPLETED")]))])
     assert follower.cancel() == 0
     assert "job 18 (job18) completed" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What an answer is held to: a JSON schema or a Lark grammar, as the tokens that may follow at each step.
+"""What an answer is held to: a grammar, as the tokens that may follow at each step.
 
 `llguidance` (extra `serve`) compiles it against a tokenizer and walks it with the tokens that were chosen.
 """
@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,53 +17,29 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
-
-# As json.dumps writes it: where any blanks are allowed, a weak model goes on with blanks.
-STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammar:
-    """A grammar compiled for a tokenizer, for any number of answers."""
+    """A grammar compiled for a tokenizer, for any number of answers; the tokenizer's file is read once for all."""
 
-    def __init__(self, grammar: str, tokenizer_json: Path, what: str) -> None:
-        from llguidance import LLMatcher
-
-        tokenizer = _tokenizer(tokenizer_json)
-        self._ends = tokenizer.eos_tokens
-        self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        if self._matcher.is_error():
-            raise ValueError(f"the {what} can't be compiled: {_reason(self._matcher)}")
-        # Some are too complex only where they are used: that is seen here, and not by the thread that serves all.
-        probe = self._matcher.deep_copy()
-        probe.compute_bitmask()
-        if probe.is_error():
-            raise ValueError(f"the {what} can't be kept to: {_reason(probe)}")
-
-    @classmethod
-    def from_json_schema(cls, schema: dict[str, Any], tokenizer_json: Path) -> Grammar:
-        """The grammar of the JSON texts that `schema` describes, written as `json.dumps` does.
-
-        The tokenizer's file is read once for all schemas.
-
-        Raises:
-            ValueError: the schema can't be compiled; the message says why.
-        """
-        from llguidance import LLMatcher
-
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE)
-        return cls(grammar, tokenizer_json, "JSON schema")
-
-    @classmethod
-    def from_lark(cls, lark: str, tokenizer_json: Path) -> Grammar:
-        """The grammar that `lark` describes in llguidance's dialect, where `<name>` without quotes is a special token.
+    def __init__(self, lark: str, tokenizer_json: Path) -> None:
+        """What `lark` describes in llguidance's dialect, where `<name>` without quotes is a special token.
 
         Raises:
             ValueError: it can't be compiled; the message says why.
         """
         from llguidance import LLMatcher
 
-        return cls(LLMatcher.grammar_from_lark(lark), tokenizer_json, "grammar")
+        tokenizer = _tokenizer(tokenizer_json)
+        self._ends = tokenizer.eos_tokens
+        self._matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar can't be compiled: {_reason(self._matcher)}")
+        # Some are too complex only where they are used: that is seen here, and not by the thread that serves all.
+        probe = self._matcher.deep_copy()
+        probe.compute_bitmask()
+        if probe.is_error():
+            raise ValueError(f"the grammar can't be kept to: {_reason(probe)}")
 
     def begin(self, vocab_size: int, stop_token_ids: Sequence[int]) -> Constraint:
         """For one answer of a model with so many tokens."""

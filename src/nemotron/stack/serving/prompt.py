@@ -246,6 +246,6 @@ def _grammar(model: ServedModel, body: Generation, opening: Opening) -> Grammar 
     else:
         return None
     try:
-        return Grammar.from_lark(lark, model.folder / "tokenizer.json")
+        return Grammar(lark, model.folder / "tokenizer.json")
     except ValueError as failure:
         raise ApiError(400, f"{param}: {failure}", param=param) from None

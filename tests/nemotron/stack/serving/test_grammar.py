@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import ReasoningBudget
 from nemotron.stack.serving.engine import Engine, Grammar, Limits, Sampling
+from nemotron.stack.serving.held import json_answer
 from nemotron.stack.serving.sampling import Choice
 
 pytest.importorskip("llguidance")
@@ -79,7 +80,7 @@ def test_what_is_complete_validates(engine: Engine, tokenizer_json: Path, name: 
     """At temperature 1, with others beside it that are held to nothing."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     end = tokenizer.token_to_id(END)
-    grammar = Grammar.from_json_schema(SCHEMAS[name], tokenizer_json)
+    grammar = Grammar(json_answer(SCHEMAS[name], ""), tokenizer_json)
     free = [engine.submit([1, 2], Sampling(20, (end,), seed=seed)) for seed in range(4)]
     held = [engine.submit([5, 7, seed], Sampling(60, (end,), seed=seed, grammar=grammar)) for seed in range(12)]
     complete = 0
@@ -98,7 +99,7 @@ def test_a_grammar_begins_behind_the_reasoning(engine: Engine, tokenizer_json: P
     """Reasoning is free, ends by budget, and is not held to the grammar; the answer behind it is."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     end, think = tokenizer.token_to_id(END), tokenizer.token_to_id(THINK)
-    grammar = Grammar.from_json_schema(SCHEMAS["pattern"], tokenizer_json)
+    grammar = Grammar(json_answer(SCHEMAS["pattern"], ""), tokenizer_json)
     budget = ReasoningBudget(7, (think,), (think,))
     for seed in range(6):
         sampling = Sampling(40, (end,), seed=seed, budget=budget, grammar=grammar, grammar_after=(think,))
@@ -112,7 +113,7 @@ def test_a_grammar_begins_behind_the_reasoning(engine: Engine, tokenizer_json: P
 
 
 def test_without_a_stop_token_an_answer_ends_where_nothing_can_follow(engine: Engine, tokenizer_json: Path) -> None:
-    grammar = Grammar.from_json_schema({"enum": ["one", "two"]}, tokenizer_json)
+    grammar = Grammar(json_answer({"enum": ["one", "two"]}, ""), tokenizer_json)
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     texts = set()
     for seed in range(8):
@@ -123,7 +124,7 @@ def test_without_a_stop_token_an_answer_ends_where_nothing_can_follow(engine: En
 
 
 def test_a_lark_grammar_names_special_tokens(engine: Engine, tokenizer_json: Path) -> None:
-    grammar = Grammar.from_lark(f'start: {THINK} "call" /[xy]/', tokenizer_json)
+    grammar = Grammar(f'start: {THINK} "call" /[xy]/', tokenizer_json)
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     answer = engine.submit([1], Sampling(40, (tokenizer.token_to_id(END),), seed=0, grammar=grammar))
     text = tokenizer.decode([token.id for tokens in answer for token in tokens], skip_special_tokens=False)
@@ -138,9 +139,9 @@ def test_a_tokenizer_without_the_characters_ends_one_request_with_an_error(
     poor.decoder = decoders.ByteLevel()
     poor.save(str(tmp_path / "tokenizer.json"))
     beside = engine.submit([1, 2], Sampling(20, (), seed=0))
-    with pytest.raises(ValueError, match=r"the JSON schema can.t be kept to: NoExtensionBias$"):
-        Grammar.from_json_schema({"type": "object"}, tmp_path / "tokenizer.json")
-    grammar = Grammar.from_lark('start: "a" /c/', tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"the grammar can.t be kept to: NoExtensionBias$"):
+        Grammar(json_answer({"type": "object"}, ""), tmp_path / "tokenizer.json")
+    grammar = Grammar('start: "a" /c/', tmp_path / "tokenizer.json")
     answer = engine.submit([1], Sampling(9, (0,), grammar=grammar))
     assert [token.id for tokens in answer for token in tokens] == [1] and answer.finish_reason == "error"
     assert answer.error is not None and "grammar" in answer.error
@@ -159,12 +160,12 @@ def test_a_schema_that_cannot_be_compiled_is_refused_in_one_line(
     tokenizer_json: Path, schema: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ValueError, match=named) as refused:
-        Grammar.from_json_schema(schema, tokenizer_json)
-    assert "\n" not in str(refused.value) and str(refused.value).startswith("the JSON schema can't be compiled: ")
+        Grammar(json_answer(schema, ""), tokenizer_json)
+    assert "\n" not in str(refused.value) and str(refused.value).startswith("the grammar can't be compiled: ")
 
 
 def test_an_answer_does_not_end_within_the_reasoning_before_its_grammar(tokenizer_json: Path) -> None:
-    grammar = Grammar.from_json_schema({"type": "object"}, tokenizer_json)
+    grammar = Grammar(json_answer({"type": "object"}, ""), tokenizer_json)
     choice = Choice(Sampling(9, (0,), grammar=grammar, grammar_after=(3,)), 299)
     allowed = choice.allowed()
     assert allowed is not None and (~allowed).nonzero().flatten().tolist() == [0]

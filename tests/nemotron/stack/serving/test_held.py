@@ -43,9 +43,7 @@ def accepts(tokenizer_folder: Path) -> Accepts:
     stop = tokenizer.token_to_id("</s>")
 
     def accepts(lark: str, text: str) -> bool:
-        constraint = Grammar(lark, tokenizer_folder / "tokenizer.json").begin(
-            tokenizer.get_vocab_size(), (stop,)
-        )
+        constraint = Grammar(lark, tokenizer_folder / "tokenizer.json").begin(tokenizer.get_vocab_size(), (stop,))
         for token in (*tokenizer.encode(text, add_special_tokens=False).ids, stop):
             if not constraint.allowed()[token]:
                 return False

@@ -113,7 +113,7 @@ def main(config: Config) -> Dataset:
 
 
 def read_sources(config: Config) -> dict[str, Iterator[tuple[str, str]]]:
-    """Raw documents by source: text and, where it is known, the split."""
+    """Raw documents by source: text and, where it is known, the split. A task in other words is on its side."""
     modules = stdlib.module_files()  # whole modules are held out, not single passages of them
     each = apply_scale(config.tasks_per_family * len(FAMILIES), config.scale) // len(FAMILIES)
     code = list(stdlib.code_documents(modules, WHOLE))
@@ -121,10 +121,7 @@ def read_sources(config: Config) -> dict[str, Iterator[tuple[str, str]]]:
         "code": stdlib.passages(code),
         "long": (passage for passage in stdlib.passages(code, 6_000) if questions_about(passage[0])),
         "docs": stdlib.passages(stdlib.prose_documents(modules, WHOLE)),
-        # Question, steps, answer; a task in other words is on the same side.
-        "tasks": (
-            (plain_text(task), split_of(task.canonical, 0.05, config.seed)) for task in tasks_of(FAMILIES, each, config)
-        ),
+        "tasks": ((plain_text(t), split_of(t.canonical, 0.05, config.seed)) for t in tasks_of(FAMILIES, each, config)),
     }
     own = ((text, "") for text in read_texts([str(path) for path in config.sources]))
     return sources | ({"own": own} if config.sources else {})

@@ -116,7 +116,7 @@ def generate_turns(
                 conversation.tokens += follows
                 going_on.append(row)
                 next_prompts.append(prompt)
-                next_states.append(None if takes_back else outputs.states[position])
+                next_states.append(outputs.states[position] if outputs.states and not takes_back else None)
         if not going_on:
             break
         rows, prompts, states = going_on, next_prompts, next_states

@@ -30,6 +30,9 @@ from nemotron.stack.environments.validation import as_text, may_take_long
 
 DOUBLING = "(a+)+$"  # tries all 2^n ways to divide n letters before it gives up
 LETTERS = "a" * 60 + "!"
+UNEVALUATED: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
+for _ in range(20):
+    UNEVALUATED = {"allOf": [UNEVALUATED], "unevaluatedProperties": False}
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +78,8 @@ def test_a_choice_whose_pattern_takes_too_long_is_none() -> None:
             *({"type": "array", "uniqueItems": True}, [{"n": n} for n in range(9000)], [{"n": 1}, {"n": 2}]),
             marks=pytest.mark.slow,
         ),
+        # At every level what is below is checked again, to see what it evaluates: times 2.7.
+        ({"anyOf": [{"const": "aa"}, UNEVALUATED]}, {"a": 1}, "aa"),
         # Both alternatives are tried at every level: 2^30 checks of the innermost value.
         (
             {
@@ -85,7 +90,7 @@ def test_a_choice_whose_pattern_takes_too_long_is_none() -> None:
             {"a": {"a": 1, "b": 1}, "b": 1},
         ),
     ],
-    ids=["pattern", "patternProperties", "uniqueItems", "$ref"],
+    ids=["pattern", "patternProperties", "uniqueItems", "unevaluatedProperties", "$ref"],
 )
 def test_a_document_that_takes_too_long_is_wrong(schema: dict[str, Any], late: Any, right: Any) -> None:
     task = structured(schema)

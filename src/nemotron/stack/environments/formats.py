@@ -29,6 +29,7 @@ from nemotron.kit.chat import alternatives
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 FORMATS = get_args(Format)
 MAX_CHARS, MAX_VALUES, MAX_DEPTH = 200_000, 20_000, 64
+MAX_TEXT = 10 * MAX_CHARS  # of keys and values: rows of CSV repeat their header, aliases of YAML anything
 # A key of TOML, at the start of a line or within a table, of more parts than MAX_DEPTH: tomllib takes quadratic time.
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_PART}[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}+", re.MULTILINE)
@@ -141,7 +142,7 @@ def _read_csv(text: str) -> list[dict[str, str]]:
 
 def _check_plain(value: Any) -> None:
     """ValueError unless `value` is data that JSON has (and dates), within the limits."""
-    level, num_values = [value], 0
+    level, num_values, num_chars = [value], 0, 0
     for _ in range(MAX_DEPTH):
         num_values += len(level)
         if num_values > MAX_VALUES:
@@ -152,17 +153,22 @@ def _check_plain(value: Any) -> None:
                 case dict():
                     if not all(isinstance(key, str) for key in each):
                         raise ValueError("a key is not text")
+                    num_chars += sum(map(len, each))
                     below += each.values()
                 case list():
                     below += each
                 case float() if not math.isfinite(each):
                     raise ValueError(f"{each} is not a number")
-                case None | str() | int() | float():
+                case str():
+                    num_chars += len(each)
+                case None | int() | float():
                     pass
                 case _ if not isinstance(each, _DATES):
                     raise ValueError(f"{type(each).__name__} is no value of JSON")
             if len(below) > MAX_VALUES:
                 raise ValueError(f"more than {MAX_VALUES} values")
+            if num_chars > MAX_TEXT:
+                raise ValueError(f"more than {MAX_TEXT} characters in its keys and values")
         if not below:
             return
         level = below

@@ -9,7 +9,6 @@ starts in a fraction of the time that the project takes.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
 import json
@@ -19,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
@@ -48,6 +48,8 @@ class Worker:
         cpu_seconds: a call's limit, in processor time, so that a result does not depend on how busy the machine is.
     """
 
+    _stop: Callable[[], object]  # ends the process; called when nothing refers to the worker any more, and at exit, too
+
     def __init__(self, module: ModuleType, cpu_seconds: float) -> None:
         self.module, self.cpu_seconds = module, cpu_seconds
         self.process: subprocess.Popen[str] | None = None
@@ -59,20 +61,23 @@ class Worker:
 
         Raises:
             OutOfTimeError: it took more than `cpu_seconds`.
-            UndecidedError: it ran out of memory, or raised an exception.
+            UndecidedError: it ran out of memory, raised an exception, or had not got `cpu_seconds` of the processor
+                after `WALL_SECONDS`.
         """
         with self._lock:
             process = self._running()
             try:
                 reply = _ask(process, json.dumps([function.__name__, arguments]) + "\n")
             except BaseException:  # interrupted: the reply that is still to come would be taken for that of the next
-                _stop(process, os.getpid())
-                self.process = None
+                self._end()
                 raise
-            if not reply:
-                code, self.process = process.wait(), None
-                if code in (-signal.SIGPROF, -signal.SIGALRM):
+            if not reply.endswith("\n"):  # it has ended, perhaps while it answered
+                code = process.wait()
+                self._end()
+                if code == -signal.SIGPROF:
                     raise OutOfTimeError(f"it takes more than {self.cpu_seconds:g} s of processor time")
+                if code == -signal.SIGALRM:
+                    raise UndecidedError(f"no answer within {WALL_SECONDS:g} s")
                 raise UndecidedError(f"the process that was asked ended with {code}")
         outcome = json.loads(reply)
         if "failure" in outcome:
@@ -98,12 +103,16 @@ class Worker:
                 encoding="utf-8",
             )
             self._owner = os.getpid()
-            atexit.register(_stop, self.process, self._owner)
+            self._stop = weakref.finalize(self, _stop, self.process, self._owner)
         return self.process
+
+    def _end(self) -> None:
+        self._stop()
+        self.process = None
 
 
 def _ask(process: subprocess.Popen[str], question: str) -> str:
-    """The line that answers; empty if the process has ended."""
+    """The line that answers; no whole line if the process has ended."""
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(question)
@@ -117,6 +126,10 @@ def _stop(process: subprocess.Popen[str], owner: int) -> None:
     if os.getpid() == owner:  # not a child of a fork, which would end what its parent uses
         process.kill()
         process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # a question that it did not read
+                if pipe is not None:
+                    pipe.close()
 
 
 # --- The end that answers ---------------------------------------------------------------------------------------------

@@ -15,8 +15,11 @@ from jsonschema import Draft202012Validator
 from nemotron.stack.environments.formats import Format, read, typed
 
 # Regular expressions; items that are compared in pairs; references, by which alternatives within alternatives double
-# the work at every level of a document. All else takes at most as long as schema times document.
-_UNBOUNDED = re.compile(r'"(?:pattern|patternProperties|uniqueItems|\$ref|\$dynamicRef)": ')
+# the work at every level of a document; what is unevaluated, for which the library checks all beside it again, twice at
+# every level of the schema. All else takes at most as long as schema times document.
+_UNBOUNDED = re.compile(
+    r'"(?:pattern|patternProperties|uniqueItems|unevaluatedItems|unevaluatedProperties|\$ref|\$dynamicRef)": '
+)
 
 
 def as_text(schema: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -115,6 +115,18 @@ def test_right_is_better_than_wrong_and_then_brief_than_long(sft: Checkpoint) ->
     assert better_first([failed, wrong], policy) == []
     quick, slow = (answer_of(policy, text, 1.0, thinking=False) for text in ("12", "12 12"))
     assert better_first([slow, quick], policy) == [(1, 0)]
+
+
+def test_what_makes_an_answer_better_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(reward: float, truncated: bool) -> Rollout:
+        return Rollout(0, [3], [4], [0.0], 0.0, truncated, reward, [Message(1, True)])
+
+    answers = [answer(1.0, False), answer(1.0, False), answer(0.0, False), answer(1.0, True), answer(0.0, True)]
+    pairs = [(0, 1), (0, 2), (1, 2), (0, 3), (0, 4), (1, 4)]
+    monkeypatch.setattr(training_reward, "rewards_of", lambda judge, groups: torch.tensor([2.0, 4.0, 3.0, 1.0, 5.0]))
+    assert training_reward.measure(cast(Policy, None), [(answers, pairs)]) == {
+        "short over long": [0.0, 1], "right over wrong": [0.5, 2], "ended over cut off": [1 / 3, 3],
+    }  # fmt: skip
 
 
 def test_a_pair_begins_where_two_attempts_part(sft: Checkpoint) -> None:

@@ -192,6 +192,14 @@ def test_expansion_is_refused_before_it_costs_anything() -> None:
         assert verify(task(schema_str="{}", schema_type=form), document).status == "wrong"
 
 
+def test_text_that_aliases_repeat_is_refused_before_a_message_shows_it() -> None:
+    schema = json.dumps({"type": "object", "properties": {"a": {}, "b": {"type": "string"}}})
+    for long in ("x" * 30_000, f"{{{'x' * 1000}: 1}}"):  # 300 MB, 10 MB
+        document = f"a: &a {long}\nb: [{'*a, ' * 10_000}]"
+        verdict = verify(task(schema_str=schema, schema_type="yaml"), document)
+        assert verdict.reason == "not YAML: more than 2000000 characters in its keys and values"
+
+
 def test_depth_is_limited_in_every_format_alike() -> None:
     for depth, is_read in ((MAX_DEPTH - 1, True), (MAX_DEPTH + 1, False)):
         nested = "[" * depth + "]" * depth

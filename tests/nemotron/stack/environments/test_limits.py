@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import signal
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +30,9 @@ from nemotron.stack.environments.validation import as_text, may_take_long
 
 DOUBLING = "(a+)+$"  # tries all 2^n ways to divide n letters before it gives up
 LETTERS = "a" * 60 + "!"
+UNEVALUATED: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
+for _ in range(20):
+    UNEVALUATED = {"allOf": [UNEVALUATED], "unevaluatedProperties": False}
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +78,8 @@ def test_a_choice_whose_pattern_takes_too_long_is_none() -> None:
             *({"type": "array", "uniqueItems": True}, [{"n": n} for n in range(9000)], [{"n": 1}, {"n": 2}]),
             marks=pytest.mark.slow,
         ),
+        # At every level what is below is checked again, to see what it evaluates: times 2.7.
+        ({"anyOf": [{"const": "aa"}, UNEVALUATED]}, {"a": 1}, "aa"),
         # Both alternatives are tried at every level: 2^30 checks of the innermost value.
         (
             {
@@ -82,7 +90,7 @@ def test_a_choice_whose_pattern_takes_too_long_is_none() -> None:
             {"a": {"a": 1, "b": 1}, "b": 1},
         ),
     ],
-    ids=["pattern", "patternProperties", "uniqueItems", "$ref"],
+    ids=["pattern", "patternProperties", "uniqueItems", "unevaluatedProperties", "$ref"],
 )
 def test_a_document_that_takes_too_long_is_wrong(schema: dict[str, Any], late: Any, right: Any) -> None:
     task = structured(schema)
@@ -110,6 +118,32 @@ def test_a_process_ends_with_its_limit_and_goes_on_after_an_exception() -> None:
         worker.call(matching.is_found, "(", "abc")
     assert worker.process is not None
     assert worker.process.poll() is None
+
+
+def test_nothing_stays_of_a_process_that_has_ended() -> None:
+    """Else a run in which many answers take too long is out of file descriptors."""
+    worker = Worker(matching, cpu_seconds=0.2)
+    assert worker.call(matching.is_found, "a", "a") and worker.process is not None
+    replies, ended = worker.process.stdout, weakref.ref(worker.process)
+    with pytest.raises(OutOfTimeError):
+        worker.call(matching.is_found, DOUBLING, LETTERS)
+    gc.collect()
+    assert replies is not None and replies.closed and ended() is None
+    assert worker.call(matching.is_found, "a", "a")
+    process = worker.process
+    del worker
+    gc.collect()
+    assert process is not None and process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_the_machine_gave_no_time_is_no_verdict() -> None:
+    worker = Worker(matching, cpu_seconds=5.0)
+    assert worker.call(matching.is_found, "a", "a") and worker.process is not None
+    os.kill(worker.process.pid, signal.SIGALRM)  # as the limit of the wall clock does
+    worker.process.wait()
+    with pytest.raises(UndecidedError, match="no answer within 120 s") as undecided:
+        worker.call(matching.is_found, "a", "a")
+    assert not isinstance(undecided.value, OutOfTimeError)  # which would make the answer wrong
 
 
 def test_a_child_of_a_fork_asks_a_process_of_its_own() -> None:

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemotron.stack.environments import answer_of, generate_tasks, plain_answer, questions, verify
+from nemotron.stack.environments import (
+    answer_of,
+    from_gym,
+    generate_tasks,
+    multiple_choice,
+    plain_answer,
+    questions,
+    verify,
+)
+from nemotron.stack.environments.killable import UndecidedError
 from nemotron.stack.evaluation.pass_at_k import ks_of, majority_at_k, pass_at_k
 from nemotron.stack.evaluation.votes import has_votes, vote_of
 
@@ -84,6 +93,25 @@ def test_answers_that_the_verifier_takes_for_equal_are_one_vote(family: str, ans
         assert first is not None and set(others) == {first}
         assert vote_of(task, "who knows?") is None and vote_of(task, "") is None
         assert vote_of(task, plain_answer(f"thought\n{task.solution.answer}\nmore", task.family)) == first
+
+
+def test_an_answer_over_which_the_check_broke_has_no_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = from_gym(
+        "mcqa",
+        {
+            "responses_create_params": {"input": "Which? A: three B: four"},
+            "options": [{"A": "three"}, {"B": "four"}],
+            "expected_answer": "B",
+            "template_metadata": {"output_regex": ["([AB]) it is"]},
+        },
+    )
+    assert vote_of(task, "B it is") == "B"
+
+    def broken(pattern: str, text: str) -> str | None:
+        raise UndecidedError("the process that was asked ended with -9")
+
+    monkeypatch.setattr(multiple_choice, "last_found", broken)
+    assert verify(task, "B it is", thinking=False).status == "error" and vote_of(task, "B it is") is None
 
 
 def test_questions_vote_by_their_text_or_by_a_letter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import chunks, turns
+from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.chunks import read_chunks
 from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.models.decoding.turns import Retold, generate_turns
@@ -153,6 +155,30 @@ def test_a_later_turn_reads_what_was_added_and_no_more(model: NemotronH, monkeyp
     answers = [m.num_tokens for r in rollouts for m in r.messages if not m.generated]
     assert len(answers) > 20
     assert sorted(added) == sorted(count + 1 for count in answers)  # the stop token before each
+
+
+def test_a_turn_has_no_states_of_conversations_that_have_ended(
+    model: NemotronH, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[weakref.ref[Cache]] = []
+    alive: list[int] = []
+    going_on: list[int] = []
+    original = turns.generate
+
+    def watching(model: NemotronH, prompts: list[list[int]], *args: object, **kwargs: object) -> Generation:
+        alive.append(sum(states() is not None for states in kept))
+        going_on.append(len(prompts))
+        out: Generation = original(model, prompts, *args, **kwargs)  # type: ignore[arg-type]
+        kept.extend(weakref.ref(states) for states in out.states if states is not None)
+        return out
+
+    monkeypatch.setattr(turns, "generate", watching)
+    dialogues = [Chatter(1 + index) for index in range(len(PROMPTS))]
+    generate_turns(
+        model, PROMPTS, lambda row, ids: dialogues[row].reply(ids), 400, max_turns=5, stop_token_ids=range(20),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert going_on == [5, 4, 3, 2, 1] and alive == [0, 4, 3, 2, 1]
 
 
 class Retelling(Chatter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +36,12 @@ class Generation:
     finished: list[bool]
     entropies: list[float]
     states: list[Cache | None] = field(default_factory=list)
+
+    def __iadd__(self, other: Generation) -> Self:
+        """Those of another batch behind them."""
+        for mine, others in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine += others
+        return self
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.generate import Generation, ReasoningBudget, generate
 from nemotron.stack.models.nemotron_h import NemotronH
 
-# Prompt tokens, padding included, that a later turn reads at once: there every completion is a prompt of its own.
+# Prompt tokens, padding included, of the rows that a later turn decodes together: there every completion is a prompt of
+# its own.
 PROMPT_TOKENS = 1 << 16
 REPLIES_AT_ONCE = 64
 
@@ -88,14 +89,12 @@ def generate_turns(
         outputs = Generation([], [], [], [])
         for group in [slice(None)] if turn == 0 else _groups(prompts):
             read = [state for state in states[group] if state is not None]
-            out = generate(
+            outputs += generate(
                 model, prompts[group], max_new_tokens, temperature=temperature, stop_token_ids=stop_token_ids,
                 generator=generator, samples_per_prompt=samples_per_prompt if turn == 0 else 1, poll=poll,
                 budget=budget, states=read if len(read) == len(states[group]) else None,
                 keep_states=turn + 1 < max_turns,
             )  # fmt: skip
-            for all_rows, group_rows in zip(vars(outputs).values(), vars(out).values(), strict=True):
-                all_rows += group_rows
         with ThreadPoolExecutor(REPLIES_AT_ONCE) as pool:
             answers = list(pool.map(reply, rows, map(list, outputs.tokens)))
         going_on: list[int] = []

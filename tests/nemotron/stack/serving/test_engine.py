@@ -316,15 +316,15 @@ def test_two_hundred_random_cancellations_leave_nothing(
 
 @pytest.mark.parametrize("reason", ["cancelled", "stop"])
 def test_a_cancelled_answer_ends_where_it_is(make_engine: Callable[..., Engine], reason: FinishReason) -> None:
-    engine = make_engine()
-    answer = engine.submit([1, 2, 3], Sampling(300, (), temperature=0))
+    engine = make_engine(max_length=10**6)
+    answer = engine.submit([1, 2, 3], Sampling(10**5, (), temperature=0))  # too long to end by itself
     got = 0
     for tokens in answer:
         got += len(tokens)
         if got >= 3:
             answer.cancel(reason)
             answer.cancel()  # the first counts
-    assert answer.finish_reason == reason and 3 <= got < 300 and engine.stats.finished == {reason: 1}
+    assert answer.finish_reason == reason and 3 <= got < 10**5 and engine.stats.finished == {reason: 1}
 
 
 def test_a_stopping_engine_lets_requests_go_on_for_so_long_and_no_longer(make_engine: Callable[..., Engine]) -> None:
@@ -442,14 +442,14 @@ def test_a_prompt_may_fill_the_length_where_nothing_is_to_follow(
 
 
 def test_answers_are_taken_by_a_loop(model: NemotronH, make_engine: Callable[..., Engine]) -> None:
-    engine, prompts = make_engine(), prompts_of(10, 9)
+    engine, prompts = make_engine(max_length=10**6), prompts_of(10, 9)
     expected = generate(model, prompts, 12, temperature=0, stop_token_ids=(11,)).tokens
 
     async def take(prompt: list[int]) -> list[int]:
         return [token.id async for tokens in engine.submit(prompt, GREEDY) for token in tokens]
 
     async def leave(prompt: list[int]) -> Answer:
-        answer = engine.submit(prompt, Sampling(300, (), temperature=0))
+        answer = engine.submit(prompt, Sampling(10**5, (), temperature=0))  # too long to end by itself
         taking = asyncio.ensure_future(anext(aiter(answer)))
         await taking
         stream = aiter(answer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -64,10 +63,6 @@ class Page:
         while not self.value(f"Boolean({expression})"):
             assert time.monotonic() < until, f"never: {expression}"
             time.sleep(0.02)
-
-    def screenshot(self, path: Path) -> None:
-        """The page as it looks, as PNG."""
-        path.write_bytes(base64.b64decode(self.tell("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextlib.contextmanager

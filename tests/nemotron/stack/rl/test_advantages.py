@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 
@@ -50,11 +51,10 @@ def test_two_completions_are_never_normalised() -> None:
     assert advantages([[0.2, 0.8]], True, False)[0] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=1e-5)
 
 
-@pytest.mark.parametrize("count", range(3, 33))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_others_have_no_deviation(count: int, dtype: torch.dtype) -> None:
+def test_equal_others_have_no_deviation(dtype: torch.dtype) -> None:
     """E[x^2] - E[x]^2 in float32 gives the one reward of 1.0 among 31 of 0.1 an advantage of 28,110 instead of 0.9."""
-    for value in (0.01, 0.1, 0.35, 0.55, 0.9, 99.1):
+    for count, value in itertools.product((3, 4, 7, 16, 31, 32), (0.01, 0.1, 0.35, 0.55, 0.9, 99.1)):
         for lone in (0, count // 2, count - 1):
             rewards = torch.full((1, count), value, dtype=dtype)
             rewards[0, lone] = 1.0

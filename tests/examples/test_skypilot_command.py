@@ -22,7 +22,7 @@ import yaml
 
 from nemo_runspec.errors import Interrupted, UserError
 from nemo_runspec.execution.place import Place, place
-from nemo_runspec.profile import Env
+from nemo_runspec.profile import Env, parse_env
 
 ROOT = Path(__file__).resolve().parents[2]
 FORK = ROOT / "examples/forks/skypilot"
@@ -150,15 +150,15 @@ def test_without_a_profile_it_runs_here(nemotron: Nemotron) -> None:
         ('artifacts = "s3://b/a"\ninfra = "a b"', "infra = 'a b': String should match pattern"),
     ],
 )
-def test_mistakes_in_a_profile(nemotron: Nemotron, profile: str, says: str) -> None:
-    done = nemotron("--run", "sky", "--dry-run", profiles=f'[sky]\nexecutor = "skypilot"\n{profile}\n')
-    assert done.returncode == 2 and says in done.stderr
-    assert len(done.stderr.splitlines()) <= 2
-
-
-def test_other_executors_are_refused(nemotron: Nemotron) -> None:
-    done = nemotron("--run", "dgx", "--dry-run", profiles='[dgx]\nexecutor = "slurm"\n')
-    assert done.returncode == 2 and "executor = 'slurm': must be one of local, skypilot" in done.stderr
+def test_mistakes_in_a_profile(
+    fork: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.toml").write_text(f'[sky]\nexecutor = "skypilot"\n{profile}\n')
+    with pytest.raises(UserError, match=re.escape(says)):
+        env = parse_env("sky", executors=("local", "skypilot"))
+        fork.read_settings(env)
+        fork.with_roots(env)
 
 
 def test_a_folder_is_the_registry_only_where_all_machines_mount_it(fork: Any) -> None:

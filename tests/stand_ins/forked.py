@@ -28,6 +28,7 @@ OF_COMMANDS = (
     "nemotron.kit.artifact",
     "nemotron.kit.schemas.training",
     "nemotron.kit.schemas.sources",
+    "known_makers",
 )
 OF_DATA = (
     "nemotron.recipes.nano3.stage0_pretrain.data_prep",

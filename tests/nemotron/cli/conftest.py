@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import pytest
 from forked import OF_COMMANDS, run_forked
 from quick_commands import make_command_line_once
 
-from nemotron.cli.main import _run
+from nemotron.cli.main import _run, main
+from nemotron.recipes.tools.options import run_tool
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 Tool = Callable[..., tuple[str, dict[str, Any], dict[str, str]]]
+Refused = Callable[[str], str]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -33,6 +37,31 @@ def nemotron(tmp_path: Path) -> Nemotron:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("RUNSPEC_", "NEMOTRON_"))}
         environment |= {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "120", **env}
         return run_forked(OF_COMMANDS, ["-m", "nemotron", *line.split(), *words], tmp_path, environment, stdin)
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """`refused("plan nano4 pretrain")`: what a command says that ends with 2. It runs in this process, and so does the
+    tool that would take its place: what that imports takes a second in a new one."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("RUNSPEC_", "NEMOTRON_"))]:
+        monkeypatch.delenv(name)
+
+    def take_the_place(_: str, words: list[str], __: dict[str, str]) -> None:
+        monkeypatch.setattr("sys.argv", words[1:])
+        tool = import_module(f"nemotron.recipes.tools.{Path(words[1]).stem}")
+        sys.exit(run_tool(tool.main, tool.Options))
+
+    monkeypatch.setattr(os, "execve", take_the_place)
+
+    def run(line: str) -> str:
+        monkeypatch.setattr("sys.argv", ["nemotron", *line.split()])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        return capsys.readouterr().err
 
     return run
 

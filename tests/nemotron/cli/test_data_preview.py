@@ -25,6 +25,7 @@ from nemotron.recipes.tools import data_preview
 
 ROOT = Path(__file__).resolve().parents[3]
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
+Refused = Callable[[str], str]
 SAID = {"role": "assistant", "content": "It is 4, é.", "reasoning_content": "two and two"}
 MESSAGES = [{"role": "user", "content": "2+2?"}, SAID, {"role": "user", "content": "Sure?"}, SAID]
 
@@ -198,6 +199,6 @@ def test_colours_only_on_a_terminal_that_wants_them(no_color: bool, tokenizer: P
         ("nano3-sft-data-tiny", "no artifact 'nano3-sft-data-tiny'"),
     ],
 )
-def test_a_mistake_is_refused(words: str, message: str, nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
-    done = nemotron(f"data preview {words.format(tokenizer=tokenizer)}")
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+def test_a_mistake_is_refused(words: str, message: str, refused: Refused, tokenizer: Path, chats: Path) -> None:
+    said = refused(f"data preview {words.format(tokenizer=tokenizer)}")
+    assert message in said and "Traceback" not in said

@@ -97,6 +97,7 @@ def test_a_phase_has_to_be_named_where_there_are_several(data: PretrainBlend) ->
     assert caught.value.hint == "did you mean first?"
 
 
+@pytest.mark.slow  # to import Megatron-Core
 def test_the_library_writes_its_indices_where_it_is_told_and_not_into_the_artifact(tmp_path: Path) -> None:
     """Megatron-Core's own dataset: without `path_to_cache` its shuffled indices would go beside the streams."""
     datasets = pytest.importorskip("megatron.core.datasets.gpt_dataset")

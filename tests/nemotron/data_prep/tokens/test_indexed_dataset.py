@@ -70,6 +70,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         IndexedDataset(prefix)
 
 
+@pytest.mark.slow  # to import Megatron-Core
 @settings(max_examples=20)
 @given(st.lists(st.lists(st.lists(st.integers(0, 65499), max_size=6), max_size=5), max_size=5), st.sampled_from([2, 4]))
 def test_batches_write_what_megatron_core_writes(
@@ -90,6 +91,7 @@ def test_batches_write_what_megatron_core_writes(
         assert (folder / f"x.{suffix}").read_bytes() == (folder / f"y.{suffix}").read_bytes()
 
 
+@pytest.mark.slow  # to import Megatron-Core
 def test_dtype_is_chosen_as_megatron_core_does() -> None:
     megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
     for size in (1, 65_499, 65_500, 65_501, 131_072):

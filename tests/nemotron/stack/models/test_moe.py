@@ -128,6 +128,7 @@ def test_load_balancing_gradient_lowers_the_scores_of_crowded_experts() -> None:
     torch.testing.assert_close(grad[0], ((fraction - 1) / (6 * 2.0)).expand(6, -1), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow  # to import Megatron-Core
 @pytest.mark.filterwarnings("ignore:Transformer Engine and Apex")
 def test_load_balancing_loss_and_its_gradient_are_megatron_core_s() -> None:
     moe_utils = pytest.importorskip("megatron.core.transformer.moe.moe_utils")

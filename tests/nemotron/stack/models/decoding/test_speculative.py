@@ -23,7 +23,6 @@ from nemotron.stack.training.losses import mtp_loss, next_token_loss
 
 WITH_MTP: dict[str, Any] = {"num_nextn_predict_layers": 1, "dtype": torch.float64}
 PATTERNS = ["M", "*", "E", "-", "MEM*EME", "M-M*-"]  # without attention, without mamba, with both
-MTP_PATTERNS = ["*E", "M-", "-"]
 
 
 def prompts_of(seed: int, count: int = 5, vocab: int = 61) -> list[list[int]]:
@@ -35,8 +34,9 @@ def prompts_of(seed: int, count: int = 5, vocab: int = 61) -> list[list[int]]:
 # ------------------------------------------------------------------------------------------------- same as plain greedy
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("mtp_pattern", MTP_PATTERNS)
+@pytest.mark.parametrize(
+    ("pattern", "mtp_pattern"), [*((pattern, "*E") for pattern in PATTERNS), ("MEM*EME", "M-"), ("MEM*EME", "-")]
+)
 def test_greedy_tokens_equal_plain_decoding(
     make_model: Callable[..., NemotronH], pattern: str, mtp_pattern: str
 ) -> None:
@@ -44,7 +44,7 @@ def test_greedy_tokens_equal_plain_decoding(
         model = make_model(pattern, seed, vocab_size=vocab, mtp_hybrid_override_pattern=mtp_pattern, **WITH_MTP)
         prompts = prompts_of(seed, vocab=vocab)
         expected = generate(model, prompts, 10, temperature=0, stop_token_ids=stops)
-        for k in range(1, 6):
+        for k in (1, 3, 5):
             out, acceptance = generate_speculative(model, prompts, 10, k, stop_token_ids=stops)
             assert out.tokens == expected.tokens, (seed, stops, k)
             assert out.finished == expected.finished
@@ -117,8 +117,7 @@ def slow_drafts(model: NemotronH, tokens: list[int], k: int) -> list[int]:
     return drafts
 
 
-@pytest.mark.parametrize("mtp_pattern", MTP_PATTERNS)
-@pytest.mark.parametrize("pattern", ["M", "*", "MEM*E-"])
+@pytest.mark.parametrize(("pattern", "mtp_pattern"), [("M", "*E"), ("*", "M-"), ("MEM*E-", "*E"), ("MEM*E-", "M-")])
 def test_drafts_equal_those_of_the_whole_sequence(
     make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch, pattern: str, mtp_pattern: str
 ) -> None:
@@ -215,7 +214,7 @@ def test_extreme_step_sizes_stay_finite_and_right(make_model: Callable[..., Nemo
 # ------------------------------------------------------------------------------------------------------------- sampling
 
 
-@pytest.mark.parametrize(("temperature", "k"), [(1.0, 2), (0.6, 3), (1.7, 1)])
+@pytest.mark.parametrize(("temperature", "k"), [(1.0, 2), (0.6, 3)])
 def test_sampled_tokens_are_distributed_as_the_model_says(
     make_model: Callable[..., NemotronH], temperature: float, k: int
 ) -> None:

@@ -251,7 +251,7 @@ def test_a_project(fork: Fork) -> None:
 
 
 @pytest.mark.slow
-def test_an_environment(fork: Fork) -> None:
+def test_an_environment_and_a_reward(fork: Fork) -> None:
     shown = fork.do("An environment and a reward of your own")["nemotron runs show nano3/rl"]
     assert fork.changed() == set()  # one file, which is the user's
     assert "reward_sorting" in shown and "reward_math" in shown and "reward_code_generation" not in shown
@@ -259,13 +259,11 @@ def test_an_environment(fork: Fork) -> None:
     spec = {"right": ["1", "20", "33", "40"]}
     rewards = [environment.verify_answer(spec, text) for text in ("1 20 33 40", "1, 20, 40, 33", "40 33 1 20", "1 20")]
     assert rewards == [1.0, 0.5, 0.0, False]
-
-
-@pytest.mark.slow
-def test_a_reward(fork: Fork) -> None:
+    # The other section in the same folder: its model is there.
+    before = set(fork.work.glob("output/nano3/rl/*"))
     printed = fork.do("A reward for all environments")
     assert {Path(name).name for name in fork.changed()} == {"schema.py", "rlvr.py"}
-    runs = fork.work.glob("output/nano3/rl/*/metrics.jsonl")
+    runs = [run / "metrics.jsonl" for run in set(fork.work.glob("output/nano3/rl/*")) - before]
     first = sorted(json.loads(run.read_text().splitlines()[1])["reward"] for run in runs)
     shown = "\n".join(printed.values())
     # Both runs draw the same answers in their first step. The longest of them lose half.

@@ -46,12 +46,20 @@ class NemotronHOutput:
     mtp_logits: list[Tensor] = field(default_factory=list)
 
 
+class Embedding(nn.Embedding):
+    """`nn.Embedding` that draws nothing on the meta device, where torch would import its compiler for it (1 s)."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
 class Backbone(nn.Module):
     """Everything but the output head."""
 
     def __init__(self, config: NemotronHConfig) -> None:
         super().__init__()
-        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embeddings = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, symbol) for symbol in config.hybrid_override_pattern)
         self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
 

@@ -104,6 +104,10 @@ class PromptSource:
         total = sum(curriculum.pass_rate(step) for curriculum in self.curricula.values())
         return {"prompt_pass_rate": total / sum(self.counts.values())} if self.curricula else {}
 
+    def drawn(self, num_steps: int) -> list[Task]:
+        """What the steps of a run draw, each prompt once."""
+        return list({id(task): task for step in range(num_steps) for task in self.batch(step)}.values())
+
     def tasks(self) -> list[Task]:
         """All that a step may draw."""
         return [task for family in self.counts for task in self.pools[family]]

@@ -149,7 +149,7 @@ def open_data(cfg: RLHFConfig, ranks: Ranks) -> Data:
     stop_ids = stop_token_ids(initial.path, template)
     judge = open_judge(cfg, cfg.judge.model_path, ranks.device)
     data = Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, judge)
-    data.encode(source.tasks(), cfg)  # what has no room is refused now
+    data.encode(source.drawn(cfg.grpo.max_num_steps), cfg)  # what has no room is refused now
     return data
 
 

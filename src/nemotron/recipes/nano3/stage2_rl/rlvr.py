@@ -188,7 +188,7 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
             f"the template of {initial.ref} tells earlier turns anew, and a policy is trained on what it wrote"
         )
     data = Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid, ranks)
-    data.encode(source.tasks(), cfg)  # what has no room is refused now
+    data.encode(source.drawn(cfg.grpo.max_num_steps), cfg)  # what has no room is refused now
     return data
 
 

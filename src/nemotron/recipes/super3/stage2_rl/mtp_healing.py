@@ -157,7 +157,7 @@ def open_data(cfg: MTPHealingConfig, ranks: Ranks) -> Data:
     valid = [task for pool in read_prompts(prompts.valid_path).values() for task in pool[:count]]
     stop_ids = stop_token_ids(initial.path, template)
     data = Data(initial, template, load_tokenizer(initial.path), stop_ids, prompts, source, valid)
-    data.encode([*source.tasks(), *valid], cfg)  # what has no room is refused now
+    data.encode([*source.drawn(cfg.boosting.max_num_steps), *valid], cfg)  # what has no room is refused now
     return data
 
 

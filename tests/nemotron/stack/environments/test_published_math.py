@@ -93,6 +93,9 @@ def test_delimiters_are_stripped_in_pairs_and_around_all_of_it(text: str, record
         ("16", "１６"),
         ("16", "NaN"),
         ("16", "\\infty"),
+        ("16", "7+9"),  # the problem, most often
+        ("16", "2 \\cdot 8"),
+        ("-7", "3 - 10"),
     ],
 )
 def test_what_looks_like_the_answer_is_wrong(expected: str, answer: str) -> None:
@@ -114,6 +117,8 @@ def test_what_looks_like_the_answer_is_wrong(expected: str, answer: str) -> None
         ("16\\%", "16\\%"),
         ("1_{16}", "1_{16}"),
         ("\\sum_{k=1}^{10} k", "55"),
+        ("16", "\\frac{32}{2}"),
+        ("2+3x", "3x+2"),
     ],
 )
 def test_what_means_the_same_is_right(expected: str, answer: str) -> None:

@@ -67,6 +67,8 @@ def demonstration(task: Task, thinking: bool) -> list[dict[str, Any]]:
 class CalculatorEpisode:
     """An `Episode`: a response with calls is answered by their results; one without is the answer."""
 
+    has_turns = True
+
     def __init__(self, task: Task, thinking: bool | None) -> None:
         self.spec, self.thinking = task.spec, thinking
         self.tools = tools(task.spec)

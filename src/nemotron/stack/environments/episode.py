@@ -17,9 +17,11 @@ from nemotron.stack.environments.workplace_assistant import WorkplaceEpisode
 
 
 class Episode(Protocol):
-    """One attempt at one task. `tools`: what the prompt declares, as chat templates take them."""
+    """One attempt at one task. `tools`: what the prompt declares, as chat templates take them. `has_turns`: whether a
+    response may be answered."""
 
     tools: list[dict[str, Any]]
+    has_turns: bool
 
     def respond(self, response: str) -> list[dict[str, Any]] | None:
         """What the environment answers to a response: messages of the role `tool`; None ends the episode.

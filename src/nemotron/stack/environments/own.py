@@ -192,6 +192,7 @@ class OwnEpisode:
     def __init__(self, task: Task, environment: Environment, thinking: bool | None) -> None:
         self.task, self.environment, self.thinking = task, environment, thinking
         self.tools: list[dict[str, Any]] = task.spec.get("tools", [])
+        self.has_turns = getattr(environment, "open_episode", None) is not None
         self.episode: Any = None
         self.answer = ""
         self._begun = False

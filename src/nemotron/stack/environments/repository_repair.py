@@ -318,6 +318,8 @@ class RepairEpisode:
     results are those of the response before, and so are its calls, or all of them are refused.
     """
 
+    has_turns = True
+
     def __init__(self, task: Task, thinking: bool | None, sandbox: Sandbox) -> None:
         self.thinking = thinking
         self.tools = tools(task.spec)

@@ -151,6 +151,8 @@ def demonstration(task: Task, thinking: bool) -> dict[str, Any]:
 class ComparisonEpisode:
     """An `Episode` of one response: so its calls are read with the tools that the prompt declares."""
 
+    has_turns = False
+
     def __init__(self, task: Task, thinking: bool | None) -> None:
         self.spec, self.thinking = task.spec, thinking
         self.tools: list[dict[str, Any]] = task.spec["tools"]

@@ -201,6 +201,8 @@ def demonstration(task: Task, thinking: bool) -> list[dict[str, Any]]:
 class WorkplaceEpisode:
     """An `Episode`: a response with calls is answered by their results, one without ends it."""
 
+    has_turns = True
+
     def __init__(self, task: Task, thinking: bool | None) -> None:
         self.spec, self.thinking = task.spec, thinking
         self.tools = tools(task.spec)

@@ -154,6 +154,10 @@ def model_generate_fn(
                 dialogue = dialogues[position]
                 return None if dialogue is None else dialogue.reply(ids)
 
+            def reads_on(position: int, dialogues: list[Dialogue | None] = dialogues) -> bool:
+                dialogue = dialogues[position]
+                return dialogue is not None and dialogue.reads_on
+
             out = generate_turns(
                 model,
                 [encoded[row] for row in rows],
@@ -166,6 +170,7 @@ def model_generate_fn(
                 samples_per_prompt=samples,
                 poll=poll,
                 budget=budget,
+                reads_on=reads_on,
             )
             texts = tokenizer.decode_batch([c.tokens[:-1] if c.finished else c.tokens for c in out], False)
             for position, (text, conversation, dialogue) in enumerate(zip(texts, out, dialogues, strict=True)):

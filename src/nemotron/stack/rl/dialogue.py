@@ -42,6 +42,12 @@ class Dialogue:
         self._answer: Message | None = None  # to the last response: part of the conversation once it goes on
         self.failure: Verdict | None = None
 
+    @property
+    def reads_on(self) -> bool:
+        """Whether there may be a further turn, which begins with all tokens of the one before."""
+        has_turns = self.episode is not None and self.episode.has_turns
+        return has_turns and load_template(self.template).keeps_turns
+
     def reply(self, sampled_ids: list[int]) -> list[int] | Retold | None:
         """The tokens that follow a response, up to where the model is to go on; None at the end of the episode.
 

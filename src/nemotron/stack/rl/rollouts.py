@@ -138,6 +138,7 @@ def collect_rollouts(
             generator=generator,
             samples_per_prompt=samples_per_prompt,
             poll=poll,
+            reads_on=lambda row, dialogues=dialogues: dialogues[row].reads_on,  # type: ignore[misc]
         )
         for position, index in enumerate(chunk):
             rows = range(position * samples_per_prompt, (position + 1) * samples_per_prompt)

@@ -44,6 +44,8 @@ def model(small_model: Callable[..., NemotronH]) -> NemotronH:
 class Chatter:
     """A dialogue that answers every response for `turns` turns, in lengths that depend on it."""
 
+    reads_on = True
+
     def __init__(self, number_of_turns: int) -> None:
         self.left = number_of_turns
         self.messages: list[Message] = []
@@ -179,6 +181,56 @@ def test_a_turn_has_no_states_of_conversations_that_have_ended(
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert going_on == [5, 4, 3, 2, 1] and alive == [0, 4, 3, 2, 1]
+
+
+def test_states_are_kept_only_where_a_turn_can_read_on_from_them(
+    model: NemotronH, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[weakref.ref[Cache]] = []
+    lengths: list[int] = []
+    original = Cache.row
+
+    def watching(cache: Cache, row: int, padding: int) -> Cache:
+        states = original(cache, row, padding)
+        kept.append(weakref.ref(states))
+        lengths.append(states.length + 1)  # and the stop token, which nobody has read
+        return states
+
+    def reading(*args: Any) -> torch.Tensor:
+        assert not [states for states in kept if states() is not None]  # only the copies that are to be read on
+        return read_chunks(*args)
+
+    monkeypatch.setattr(Cache, "row", watching)
+    monkeypatch.setattr(chunks, "read_chunks", reading)
+
+    def sampled(**options: Any) -> list[list[int]]:
+        kept.clear()
+        lengths.clear()
+        dialogues = [Chatter(2) for _ in PROMPTS]
+        conversations = generate_turns(
+            model, PROMPTS, lambda row, ids: dialogues[row].reply(ids), 30, max_turns=3, stop_token_ids=range(20),
+            generator=torch.Generator().manual_seed(0), **options,
+        )  # fmt: skip
+        return [conversation.tokens for conversation in conversations]
+
+    whole = sampled()
+    assert len(lengths) == 2 * len(PROMPTS)
+    assert sampled(reads_on=lambda row: False) == whole and not lengths
+    sampled(reads_on=lambda row: row == 1)
+    assert len(lengths) == 2
+    sampled(max_length=37)
+    assert 0 < len(lengths) < len(PROMPTS) and max(lengths) + 30 <= 37
+
+
+@pytest.mark.parametrize(("template", "reads_on"), [("nano3", True), ("nano2", False)])
+def test_a_dialogue_reads_on_where_its_episode_may_answer_and_its_template_keeps_turns(
+    tasks: list[Task], tokenizer_dir: Path, template: str, reads_on: bool
+) -> None:
+    tokenizer = load_tokenizer(tokenizer_dir)
+    assert Dialogue(open_episode(tasks[0], False), tokenizer, template, False).reads_on == reads_on
+    (compared,), (plain,) = generate_tasks("tool_comparison", "train", 1), generate_tasks("math", "train", 1)
+    for task in (compared, plain):
+        assert not Dialogue(open_episode(task, False), tokenizer, template, False).reads_on
 
 
 class Retelling(Chatter):

@@ -171,6 +171,8 @@ def test_logprobs_and_gradient_are_those_of_separate_rollouts(
 class Echo:
     """A dialogue in tokens that gives `answers`, one after the other, and keeps what was sampled."""
 
+    reads_on = True
+
     def __init__(self, *answers: list[int]) -> None:
         self.answers = list(answers)
         self.sampled: list[tuple[int, ...]] = []

@@ -53,11 +53,10 @@ def read_chunks(blocks: Sequence[Block], x_BTD: Tensor, caches: Sequence[Cache],
     return x_BTD
 
 
-def read_on(
-    model: NemotronH, prompts: Sequence[Sequence[int]], states: Sequence[Cache], room: int
-) -> tuple[Tensor, Cache]:
+def read_on(model: NemotronH, prompts: Sequence[Sequence[int]], states: list[Cache], room: int) -> tuple[Tensor, Cache]:
     """Prompts of which each state, of one row, has read the beginning; at least one token is left of each.
 
+    States are taken out of their list: each goes when it has been copied.
     Returns logits of the last position [B, V] and the cache of all rows, with room for so many further tokens.
     """
     rests = [prompt[state.length :] for prompt, state in zip(prompts, states, strict=True)]
@@ -65,7 +64,7 @@ def read_on(
     ids_BT = torch.zeros(len(rests), max(counts), dtype=torch.int64)
     for row, rest in enumerate(rests):
         ids_BT[row, : len(rest)] = torch.tensor(rest)
-    rows = [state.resized(len(prompt)) for prompt, state in zip(prompts, states, strict=True)]
+    rows = [states.pop(0).resized(len(prompt)) for prompt in prompts]
     x_BTD = read_chunks(model.blocks(), model.backbone.embeddings(ids_BT.to(device)), rows, counts)
     last_BD = x_BTD[torch.arange(len(rows), device=device), torch.tensor(counts, device=device) - 1]
     logits_BV: Tensor = model.lm_head(model.backbone.norm_f(last_BD))

@@ -27,8 +27,8 @@ class Generation:
 
     tokens: generated ids, the stop token included. logprobs: log-probability of each generated token under the model's
     own distribution (temperature 1, no truncation), the behaviour policy of RL at temperature 1. finished: a stop token
-    was reached within the limit. entropies: mean entropy in nats of that distribution over a row's steps. states: with
-    `keep_states`, of each finished row what it has read: all tokens but the stop token.
+    was reached within the limit. entropies: mean entropy in nats of that distribution over a row's steps. states: of
+    each finished row that `keeps_states` what it has read: all tokens but the stop token.
     """
 
     tokens: list[list[int]]
@@ -85,8 +85,8 @@ def generate(
     samples_per_prompt: int = 1,
     poll: Callable[[], None] = lambda: None,
     budget: ReasoningBudget | None = None,
-    states: Sequence[Cache] | None = None,
-    keep_states: bool = False,
+    states: list[Cache] | None = None,
+    keeps_states: Callable[[int, int], bool] | None = None,
 ) -> Generation:
     """Continue each prompt by up to `max_new_tokens` tokens.
 
@@ -103,8 +103,9 @@ def generate(
         poll: called after every step; raises to stop (a signal arrived).
         budget: of prompts that open reasoning. Tokens put by it stand among the others, log-probability included.
         states: of each prompt, what has been read of it already: `Generation.states` of a turn before. For one sample a
-            prompt.
-        keep_states: return them: copies, which take as much memory as the cache did.
+            prompt. The list is empty afterwards, so that none outlives its copy in the cache.
+        keeps_states: whether those of a completion are returned, copies, which take as much memory as its part of the
+            cache; asked when it has ended, with its number and its tokens, those of the prompt included.
 
     Raises:
         ValueError: an empty prompt, a negative temperature, top_p outside (0, 1].
@@ -146,10 +147,12 @@ def generate(
             best_logit_B, best_prob_B = logits_BV.amax(-1), probs_BV.amax(-1)
             records.append((rows, next_B, logit_B, best_logit_B, best_prob_B, probs_BV.mul_(logits_BV).sum(-1)))
             stops_B = torch.isin(next_B, stop)
-            if keep_states:
+            if keeps_states:
                 ending = (stops_B & ~finished_B).nonzero().flatten()
                 for place, row in zip(ending.tolist(), rows[ending].tolist(), strict=True):
-                    result.states[row] = cache.row(place, width - len(prompts[row // samples_per_prompt]))
+                    prompt_size = len(prompts[row // samples_per_prompt])
+                    if keeps_states(row, prompt_size + index + 1):
+                        result.states[row] = cache.row(place, width - prompt_size)
             finished_B |= stops_B
             num_rows, num_finished = len(rows), int(finished_B.sum())
             if num_finished == num_rows or index + 1 == max_new_tokens:

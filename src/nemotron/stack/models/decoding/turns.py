@@ -70,6 +70,7 @@ def generate_turns(
     samples_per_prompt: int = 1,
     poll: Callable[[], None] = lambda: None,
     budget: ReasoningBudget | None = None,
+    reads_on: Callable[[int], bool] = lambda row: True,
 ) -> list[Conversation]:
     """`samples_per_prompt` conversations for each prompt; those of one prompt stand together.
 
@@ -80,6 +81,8 @@ def generate_turns(
             a server.
         max_new_tokens: of a turn. max_turns: of the model. max_length: tokens of prompt and conversation together;
             there has to be room for a whole turn, else the conversation ends without it, as not finished.
+        reads_on: whether a conversation may have a further turn that goes on from the states of the one before. Those
+            of others are not kept; where one of these goes on nevertheless, it reads its prompt from the start.
         others: as `generate`; the budget is that of a turn.
     """
     conversations = [Conversation() for _ in range(len(prompts) * samples_per_prompt)]
@@ -88,12 +91,17 @@ def generate_turns(
     for turn in range(max_turns):
         outputs = Generation([], [], [], [])
         for group in [slice(None)] if turn == 0 else _groups(prompts):
+
+            def keeps_states(position: int, length: int, of_group: list[int] = rows[group]) -> bool:
+                return reads_on(of_group[position]) and (max_length is None or length + max_new_tokens <= max_length)
+
             read = [state for state in states[group] if state is not None]
+            states[group] = [None] * len(prompts[group])  # `generate` alone has them now
             outputs += generate(
                 model, prompts[group], max_new_tokens, temperature=temperature, stop_token_ids=stop_token_ids,
                 generator=generator, samples_per_prompt=samples_per_prompt if turn == 0 else 1, poll=poll,
-                budget=budget, states=read if len(read) == len(states[group]) else None,
-                keep_states=turn + 1 < max_turns,
+                budget=budget, states=read if len(read) == len(prompts[group]) else None,
+                keeps_states=keeps_states if turn + 1 < max_turns else None,
             )  # fmt: skip
         with ThreadPoolExecutor(REPLIES_AT_ONCE) as pool:
             answers = list(pool.map(reply, rows, map(list, outputs.tokens)))

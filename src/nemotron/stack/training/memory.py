@@ -39,9 +39,10 @@ class Needs:
     tokens: of a micro-batch on one rank. settings: which activations are computed again in the backward pass; None:
     none. sharded: by FSDP2. best_weights: rank 0 keeps those of the best validation. copies: of the weights that each
     rank has beside the model that it trains, as a reference has. completions: sampled together on one rank, each of up
-    to `completion_tokens` tokens with its prompt. several_turns: they are conversations. decodes_beside: while a
-    micro-batch is trained on, not before. judge: what a model that judges those takes beside all this; it decodes when
-    they are there. adapters: values in adapters, which are trained while the weights are frozen.
+    to `completion_tokens` tokens with its prompt. conversations: how many of them may have several turns.
+    decodes_beside: while a micro-batch is trained on, not before. judge: what a model that judges those takes beside
+    all this; it decodes when they are there. adapters: values in adapters, which are trained while the weights are
+    frozen.
     """
 
     config: NemotronHConfig
@@ -52,7 +53,7 @@ class Needs:
     copies: int = 0
     completions: int = 0
     completion_tokens: int = 0
-    several_turns: bool = False
+    conversations: int = 0
     judge: Needs | None = None
     decodes_beside: bool = False
     adapters: int | None = None
@@ -133,13 +134,13 @@ def decoding_bytes(needs: Needs, bf16: bool) -> int:
     """Bytes of the completions that are sampled together: keys and values, convolution and SSM states, and a step's
     logits with what is computed from them: probabilities, and their sums in float64. A judge's, where they are more.
 
-    Between two turns there are the states that a turn has left, copies with room for what is read, and the next batch.
+    A turn leaves the states of conversations beside its own, and the next one reads on from copies of them.
     """
     config, width = needs.config, 1 if bf16 else 2  # in units of bf16, which the two functions count
     per_token = 2 * kv_cache_bytes_per_token(config)  # `attention_dtype`: fp32
     states = ssm_state_bytes(config) + width * conv_state_bytes(config)
-    cached = (3 if needs.several_turns else 1) * (needs.completion_tokens * per_token + states)
-    own = needs.completions * (cached + 24 * config.vocab_size)
+    cached = needs.completion_tokens * per_token + states
+    own = (needs.completions + needs.conversations) * cached + needs.completions * 24 * config.vocab_size
     return max(own, decoding_bytes(needs.judge, bf16) if needs.judge else 0)
 
 

@@ -159,12 +159,10 @@ def test_the_states_of_sampled_completions_are_what_a_cache_holds(
         cache = Cache.allocate(config, 6, 40, dtype, torch.device("cpu"))
         needs, logits = Needs(config, 1, completions=6, completion_tokens=40), 6 * 24 * config.vocab_size
         assert memory.decoding_bytes(needs, bf16) - logits == held_bytes(cache)
-        # Between two turns: what the first has left, with room for what is read, and as a batch.
+        # At the end of the first turn its states, and those that it leaves.
         cache.length = 40
-        left = [cache.row(row, 0) for row in range(6)]
-        longer = [row.resized(40) for row in left]
-        held = held_bytes(*left, *longer, Cache.of_rows(longer, 40, torch.device("cpu")))
-        assert memory.decoding_bytes(replace(needs, several_turns=True), bf16) - logits == held
+        left = [cache.row(row, 0) for row in range(4)]
+        assert memory.decoding_bytes(replace(needs, conversations=4), bf16) - logits == held_bytes(cache, *left)
     needs = Needs(config, 1, completions=600, completion_tokens=40)
     monkeypatch.setattr(memory, "available_bytes", lambda: memory.decoding_bytes(needs, False))
     with pytest.raises(UserError, match="for 600 completions that are sampled together") as refused:

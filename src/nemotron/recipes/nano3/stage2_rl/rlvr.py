@@ -87,6 +87,7 @@ from nemotron.stack.rl.prompts import (
     PromptSource,
     check_same_families,
     encode_prompts,
+    has_turns,
     read_prompts,
     verifiable_shares,
 )
@@ -198,12 +199,15 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
     prompts_of_rank = cfg.grpo.num_prompts_per_step // ranks.world_size
     prompts = min(prompts_per_call(cfg), prompts_of_rank)
+    conversations = 0
+    if cfg.grpo.max_rollout_turns > 1:
+        conversations = min(prompts, max(sum(map(has_turns, data.tasks(step))) for step in range(steps)))
     needs = Needs(
         load_config(data.initial.path), tokens,
         copies=bool(cfg.loss_fn.reference_policy_kl_penalty) + ahead.enabled * (ahead.max_trajectory_age_steps + 2),
         completions=prompts * cfg.grpo.num_generations_per_prompt,
-        completion_tokens=cfg.policy.max_total_sequence_length, several_turns=cfg.grpo.max_rollout_turns > 1,
-        decodes_beside=ahead.enabled,
+        completion_tokens=cfg.policy.max_total_sequence_length,
+        conversations=conversations * cfg.grpo.num_generations_per_prompt, decodes_beside=ahead.enabled,
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)

@@ -287,7 +287,7 @@ class PackedLoader:
                 tables.append(pq.read_table(file, columns=columns))
             except (pa.ArrowException, KeyError) as error:
                 raise UserError(f"{file}: not a packed Parquet file ({str(error).splitlines()[0]})") from error
-        table = pa.concat_tables(tables)
+        table = pa.concat_tables(tables, promote_options="permissive")  # files of one folder may differ in their types
         if table.num_rows == 0:
             raise UserError(f"{path}: holds no packed sequence")
         self.path, self.num_rows, self._seed, self._ranks = path, table.num_rows, seed, ranks

@@ -283,6 +283,19 @@ def test_weights_in_place_of_the_mask(tmp_path: Path) -> None:
     assert loader.trained_tokens == 2
 
 
+def test_the_files_of_a_pack_may_differ_in_their_types(tmp_path: Path) -> None:
+    """A mask of 0 and 1 beside weights, lists with other names or wider offsets: all are the same rows."""
+    masked_pack(tmp_path / "a.parquet", pa.uint8(), [1, 1, 0, 0])
+    masked_pack(tmp_path / "b.parquet", pa.float32(), [0.5, 1, 0, 0])
+    wide = {name: [[0, 1, 2, 3]] for name in ("input_ids", "loss_mask", "seq_start_id")}
+    wide |= {"loss_mask": [[1, 1, 0, 0]], "seq_start_id": [[0]]}
+    schema = pa.schema({name: pa.large_list(pa.field("token", pa.int64())) for name in wide})
+    pq.write_table(pa.table(wide, schema=schema), tmp_path / "c.parquet")
+    (batch,) = PackedLoader(tmp_path, seq_len=4, seed=0).all_batches(3)
+    assert batch.loss_mask_BL.tolist() == [[1, 1, 0, 0], [0.5, 1, 0, 0], [1, 1, 0, 0]]
+    assert batch.input_ids_BL[0].tolist() == batch.input_ids_BL[2].tolist() and batch.input_ids_BL.dtype == torch.int64
+
+
 @pytest.mark.parametrize(
     ("kind", "mask", "complaint"),
     [

@@ -41,8 +41,8 @@ class Needs:
     rank has beside the model that it trains, as a reference has. completions: sampled together on one rank, each of up
     to `completion_tokens` tokens with its prompt. conversations: how many of them may have several turns.
     decodes_beside: while a micro-batch is trained on, not before. judge: what a model that judges those takes beside
-    all this; it decodes when they are there. adapters: values in adapters, which are trained while the weights are
-    frozen.
+    all this; it decodes when they are there. trained: values that are trained while the other weights are frozen, as
+    those of adapters are; None: all.
     """
 
     config: NemotronHConfig
@@ -56,7 +56,7 @@ class Needs:
     conversations: int = 0
     judge: Needs | None = None
     decodes_beside: bool = False
-    adapters: int | None = None
+    trained: int | None = None
 
 
 def check_memory(session: Session, needs: Needs, key: str) -> None:
@@ -105,8 +105,8 @@ def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:
     copies = needs.copies * weight_bytes(parameters, "fp32")
     if needs.judge:
         copies += weight_bytes(_parameters(needs.judge.config), "fp32")
-    if needs.adapters is not None:
-        return weight_bytes(parameters, "fp32") + training_bytes(needs.adapters) + copies
+    if needs.trained is not None:
+        return weight_bytes(parameters, "fp32") + training_bytes(needs.trained) + copies
     if not needs.sharded or world_size == 1:
         return training_bytes(parameters) + copies + (weight_bytes(parameters, "bf16") if bf16 else 0)
     # Its slice, and what is gathered with its gradients: two blocks, embedding and head. But every process begins with
@@ -119,7 +119,7 @@ def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:
 
 def rank_0_bytes(needs: Needs, world_size: int, async_save: bool) -> int:
     """Bytes that rank 0 alone has: the copy of weights and moments that a checkpoint is written from, best weights."""
-    weights = weight_bytes(_parameters(needs.config) if needs.adapters is None else needs.adapters, "fp32")
+    weights = weight_bytes(_parameters(needs.config) if needs.trained is None else needs.trained, "fp32")
     snapshot = async_save or (needs.sharded and world_size > 1)
     return weights * (3 * snapshot + needs.best_weights)
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from safetensors import safe_open
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.errors import run_main
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Checkpoint, Model, RLPrompts
@@ -22,6 +23,7 @@ from nemotron.kit.commands import command_hint
 from nemotron.recipes.super3.stage2_rl.mtp_schema import MTPHealingConfig
 from nemotron.stack.environments import generate_tasks
 from nemotron.stack.models import NemotronH
+from nemotron.stack.training import memory
 
 FAMILIES = ("math", "multiple_choice")
 MTP: dict[str, Any] = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*-", "moe_latent_size": 12}
@@ -85,6 +87,21 @@ def test_all_but_the_block_stays_byte_for_byte(registry: Registry) -> None:
         (registry.resolve("start").path / "config.json").read_text()
     )
     assert healed.record["metrics"]["responses"] == 3 * 8 and Checkpoint.load(path=healed.path).template == "super3"
+
+
+def test_frozen_weights_need_no_room_for_gradients(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights in fp32; of the block what Adam takes, and the copy of its weights and moments for a checkpoint."""
+    model = NemotronH.from_pretrained(registry.resolve("start").path)
+    assert model.mtp is not None
+    block = sum(parameter.numel() for parameter in model.mtp.parameters())
+    monkeypatch.setattr(memory, "available_bytes", lambda: 0)
+    monkeypatch.setattr(memory, "activation_bytes", lambda *_: 0)
+    monkeypatch.setattr(memory, "decoding_bytes", lambda *_: 0)
+    assert heal("mixed_precision=fp32") == 2
+    state = 4 * sum(parameter.numel() for parameter in model.parameters()) + (16 + 12) * block
+    assert f"{human_size(state)} of weights, gradients, moments" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -164,7 +164,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     tokens = cfg.train.micro_batch_size * data.pack.seq_len
     config, lora, sharded = load_config(data.base.path), cfg.peft.peft_scheme == "lora", cfg.dist.use_torch_fsdp2
     adapters = count_lora_parameters(config, cfg.peft) if lora else None
-    needs = Needs(config, tokens, cfg.model, sharded=sharded, best_weights=True, adapters=adapters)
+    needs = Needs(config, tokens, cfg.model, sharded=sharded, best_weights=True, trained=adapters)
     check_memory(session, needs, "train.micro_batch_size")
     torch.manual_seed(cfg.rng.seed)
     # Frozen weights stay as they are stored where products are bf16 anyway, and so half as large; bf16 embeddings make

@@ -64,6 +64,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import generate_speculative
 from nemotron.stack.models.published.config_json import load_config
+from nemotron.stack.models.published.parameters import count_mtp_parameters
 from nemotron.stack.rl.boosting import Response, boosting_loss_sum, pack_responses
 from nemotron.stack.rl.calls import cut_into_calls
 from nemotron.stack.rl.policy import step_policy, warmed_up_lr
@@ -165,9 +166,10 @@ def train(cfg: MTPHealingConfig, session: Session, data: Data) -> tuple[Nemotron
     """The loop. Returns the model, and what was measured by step: the acceptance length, greedy and sampled."""
     ranks, steps, policy = session.ranks, cfg.boosting.max_num_steps, cfg.policy
     rows = min(policy.generation.batch_size, cfg.boosting.num_prompts_per_step // ranks.world_size)
+    config = load_config(data.initial.path)
     needs = Needs(
-        load_config(data.initial.path), policy.train_micro_batch_size * policy.max_total_sequence_length,
-        completions=rows, completion_tokens=policy.max_total_sequence_length,
+        config, policy.train_micro_batch_size * policy.max_total_sequence_length, completions=rows,
+        completion_tokens=policy.max_total_sequence_length, trained=count_mtp_parameters(config).total,
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)

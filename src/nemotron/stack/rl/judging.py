@@ -170,11 +170,13 @@ def judged_rewards(
     return rewards, unread, len(too_long)
 
 
-def wins(judge: Judge, pairs: Sequence[tuple[Task, Response, Response]], seed: int) -> list[float]:
+def wins(
+    judge: Judge, pairs: Sequence[tuple[Task, Response, Response]], seed: int, poll: Callable[[], None] = lambda: None
+) -> list[float]:
     """How often the first response wins, of each pair: 1, 0, or 0.5 for a tie, mean of both orders."""
     groups = [(task, [first, second], [(0, 1), (1, 0)]) for task, first, second in pairs]
     results = []
-    for matches in judge.matches(groups, seed)[0]:
+    for matches in judge.matches(groups, seed, poll)[0]:
         won = []
         for i, j, judgement in matches:
             scores = dict(zip((i, j), (judgement.after_tie_break() if judgement else (0.0, 0.0)), strict=True))

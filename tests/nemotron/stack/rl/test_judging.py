@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, train_tokenizer
 from nemotron.kit.schemas.rl import GenRMRewardConfig, JudgeConfig
+from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.stack.environments import Solution, Task, Verdict, generate_tasks
 from nemotron.stack.environments.task import error, right, wrong
 from nemotron.stack.models.decoding.generate import Generation
@@ -326,3 +328,14 @@ def test_wins_are_counted_in_both_orders(asked: list[str], tokenizer: Tokenizer)
     assert wins(perfect(tokenizer), pairs, seed=0) == [1.0, 0.0, 0.5]  # tied, and the first place is preferred
     assert wins(perfect(tokenizer), [(TASK, Response("so", ""), Response("x", "70"))], seed=0) == [0.0]
     assert len(asked) == 6
+
+
+def test_judging_is_left_on_a_signal(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "generate", lambda *_, poll: poll())
+    stop = StopFlag()
+    stop.received = signal.SIGTERM
+    judge, group = perfect(tokenizer), [SHORT, Response("so", "70")]
+    with pytest.raises(StopRequested):
+        judged_rewards(judge, [(TASK, group)], GenRMRewardConfig(), seed=0, poll=stop.poll)
+    with pytest.raises(StopRequested):
+        wins(judge, [(TASK, group[0], group[1])], seed=0, poll=stop.poll)

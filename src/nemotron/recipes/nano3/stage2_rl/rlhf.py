@@ -308,7 +308,8 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
             for row in rows
             for old, new in zip(responses[0][row], responses[1][row], strict=True)
         ]
-        return np.array(wins(judge, pairs, cfg.evaluation.seed)).reshape(len(rows), -1).mean(1)
+        of_pairs = wins(judge, pairs, cfg.evaluation.seed, session.stop.poll)
+        return np.array(of_pairs).reshape(len(rows), -1).mean(1)
 
     win_rates = {}
     for name, judge in judges.items():

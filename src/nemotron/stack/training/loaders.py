@@ -261,7 +261,8 @@ class PackedLoader:
     `loss_mask` is label-aligned on disk (position i says whether token i+1 is trained, never across a sub-sequence): 0
     or 1 in a column of integers, weights in one of floats. `seq_start_id` lists where sub-sequences start. Rows are
     padded with id 0 to `seq_len` (None: the longest row); padding has the index -1, is not trained on and is no load of
-    the experts. Rows are reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays.
+    the experts. Rows are reshuffled every epoch from (seed, epoch), and all held in memory, as flat arrays of the types
+    that the file has.
 
     With `reduction` "conversation" the mask of a token is divided by the number of trained tokens of its conversation,
     which the column `conversation_tokens` has for each sub-sequence. Then the masks of a conversation sum to 1 (to its
@@ -362,7 +363,7 @@ class PackedLoader:
     def _collate(self, rows: list[int]) -> Batch:
         shape = (len(rows), self.seq_len)
         ids, labels, seq_idx = (np.zeros(shape, np.int64) for _ in range(3))
-        mask = np.zeros(shape, self._mask.dtype)
+        mask = np.zeros(shape, self._mask.dtype if np.issubdtype(self._mask.dtype, np.floating) else np.int64)
         for out, row in enumerate(rows):
             begin, end = self._offsets[row], self._offsets[row + 1]
             length = int(end - begin)
@@ -391,7 +392,7 @@ def check_conversation_tokens(files: Sequence[Path]) -> None:
 
 
 def _checked_mask(mask: NDArray[Any], path: Path) -> NDArray[Any]:
-    """A mask of integers, 0 or 1, or weights as float32. UserError: anything else."""
+    """A mask of 0 and 1 as it is, or weights as float32. UserError: anything else."""
     if np.issubdtype(mask.dtype, np.floating):
         wrong = mask[~(np.isfinite(mask) & (mask >= 0))]
         allowed = "weights are finite and at least 0"
@@ -405,9 +406,8 @@ def _checked_mask(mask: NDArray[Any], path: Path) -> NDArray[Any]:
 
 
 def _flat_lists(table: pa.Table, column: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """A list column as (values, offsets), integers as int64: row i is values[offsets[i]:offsets[i + 1]]."""
+    """A list column as (values, offsets): row i is values[offsets[i]:offsets[i + 1]]."""
     chunks = table.column(column).chunks
     values = np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
-    values = values if np.issubdtype(values.dtype, np.floating) else values.astype(np.int64)
     lengths = np.concatenate([chunk.value_lengths().to_numpy(zero_copy_only=False) for chunk in chunks])
     return values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import json
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -294,6 +295,18 @@ def test_the_files_of_a_pack_may_differ_in_their_types(tmp_path: Path) -> None:
     (batch,) = PackedLoader(tmp_path, seq_len=4, seed=0).all_batches(3)
     assert batch.loss_mask_BL.tolist() == [[1, 1, 0, 0], [0.5, 1, 0, 0], [1, 1, 0, 0]]
     assert batch.input_ids_BL[0].tolist() == batch.input_ids_BL[2].tolist() and batch.input_ids_BL.dtype == torch.int64
+
+
+def test_a_pack_takes_as_much_memory_as_its_types_say(tmp_path: Path) -> None:
+    """4 bytes for the id of a token and 1 for its mask, and int64 in a batch."""
+    path, size = masked_pack(tmp_path / "a.parquet", pa.uint8(), [1] * 999_999 + [0]), 1_000_000
+    tracemalloc.start()
+    loader = PackedLoader(path, seq_len=size, seed=0)
+    held, _ = tracemalloc.get_traced_memory()  # arrays of NumPy; the file is read into memory of Arrow's
+    tracemalloc.stop()
+    assert 5 * size <= held < 7 * size
+    batch = loader.next_batch(1)
+    assert {t.dtype for t in (batch.input_ids_BL, batch.labels_BL, batch.loss_mask_BL)} == {torch.int64}
 
 
 @pytest.mark.parametrize(

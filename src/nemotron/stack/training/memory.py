@@ -42,7 +42,7 @@ class Needs:
     to `completion_tokens` tokens with its prompt. conversations: how many of them may have several turns.
     decodes_beside: while a micro-batch is trained on, not before. judge: what a model that judges those takes beside
     all this; it decodes when they are there. trained: values that are trained while the other weights are frozen, as
-    those of adapters are; None: all.
+    those of adapters are; None: all. frozen_bytes: of the others, where they are not fp32.
     """
 
     config: NemotronHConfig
@@ -57,6 +57,7 @@ class Needs:
     judge: Needs | None = None
     decodes_beside: bool = False
     trained: int | None = None
+    frozen_bytes: int | None = None
 
 
 def check_memory(session: Session, needs: Needs, key: str) -> None:
@@ -106,7 +107,8 @@ def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:
     if needs.judge:
         copies += weight_bytes(_parameters(needs.judge.config), "fp32")
     if needs.trained is not None:
-        return weight_bytes(parameters, "fp32") + training_bytes(needs.trained) + copies
+        frozen = weight_bytes(parameters, "fp32") if needs.frozen_bytes is None else needs.frozen_bytes
+        return frozen + training_bytes(needs.trained) + copies
     if not needs.sharded or world_size == 1:
         return training_bytes(parameters) + copies + (weight_bytes(parameters, "bf16") if bf16 else 0)
     # Its slice, and what is gathered with its gradients: two blocks, embedding and head. But every process begins with

@@ -141,6 +141,7 @@ def test_copies_that_rank_0_keeps_are_counted() -> None:
     assert memory.state_bytes(Needs(config, 1, copies=1), 1, bf16=False) == 5 * weights
     # Frozen: the weights alone, and of the adapters what all weights had before.
     assert memory.state_bytes(Needs(config, 1, trained=100), 1, bf16=True) == weights + 16 * 100
+    assert memory.state_bytes(Needs(config, 1, trained=100, frozen_bytes=7), 1, bf16=True) == 7 + 16 * 100
     assert memory.rank_0_bytes(Needs(config, 1, best_weights=True, trained=100), 1, async_save=True) == 16 * 100
 
 

@@ -63,6 +63,7 @@ from nemotron.stack.environments import verifiable_families
 from nemotron.stack.evaluation.model import score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import load_config
+from nemotron.stack.models.published.hub import open_weights
 from nemotron.stack.models.published.peft_adapter import save_adapter
 from nemotron.stack.training.distributed import (
     Ranks,
@@ -164,12 +165,15 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     tokens = cfg.train.micro_batch_size * data.pack.seq_len
     config, lora, sharded = load_config(data.base.path), cfg.peft.peft_scheme == "lora", cfg.dist.use_torch_fsdp2
     adapters = count_lora_parameters(config, cfg.peft) if lora else None
-    needs = Needs(config, tokens, cfg.model, sharded=sharded, best_weights=True, trained=adapters)
-    check_memory(session, needs, "train.micro_batch_size")
-    torch.manual_seed(cfg.rng.seed)
     # Frozen weights stay as they are stored where products are bf16 anyway, and so half as large; bf16 embeddings make
     # the residual stream bf16, too. FSDP2 wants one dtype.
     as_stored = lora and session.bf16 and not sharded
+    needs = Needs(
+        config, tokens, cfg.model, sharded=sharded, best_weights=True, trained=adapters,
+        frozen_bytes=sum(tensor.num_bytes for tensor in open_weights(data.base.path).values()) if as_stored else None,
+    )  # fmt: skip
+    check_memory(session, needs, "train.micro_batch_size")
+    torch.manual_seed(cfg.rng.seed)
     model = NemotronH.from_pretrained(data.base.path, "auto" if as_stored else torch.float32)
     if lora:
         try:

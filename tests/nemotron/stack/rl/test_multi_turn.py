@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,6 +19,7 @@ from nemotron.data_prep.chat.conversations import Conversation, training_spans
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit import chat
 from nemotron.kit.schemas.evaluation import ResponsesConfig
+from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.stack.environments import Task, generate_tasks, open_episode, prompt_tools, to_messages
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer
 from nemotron.stack.evaluation.scoring import prompt_text
@@ -284,6 +287,23 @@ def test_the_replies_of_a_turn_are_waited_for_together(model: NemotronH) -> None
         first = next(place for place, token in enumerate(conversation.tokens) if token < 20)  # the end of a turn
         assert conversation.tokens[first + 1 : first + 3] == [row, row]
         assert len(conversation.tokens) == len(conversation.logprobs) + 2
+
+
+def test_replies_that_have_not_begun_are_dropped_on_a_signal(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "REPLIES_AT_ONCE", 1)
+    monkeypatch.setattr(turns, "POLL_SECONDS", 0.01)
+    stop, asked = StopFlag(), list[int]()
+
+    def reply(row: int, ids: list[int]) -> None:
+        stop.received = signal.SIGTERM  # comes while a tool works
+        asked.append(row)
+        time.sleep(0.2)
+
+    with pytest.raises(StopRequested):
+        generate_turns(
+            model, PROMPTS, reply, 9, max_turns=2, stop_token_ids=STOP, generator=torch.Generator(), poll=stop.poll
+        )
+    assert len(asked) <= 2 < len(PROMPTS)
 
 
 def test_it_is_the_same_for_the_same_seed(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:

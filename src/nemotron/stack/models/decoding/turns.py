@@ -9,7 +9,7 @@ prompt from the start.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +22,7 @@ from nemotron.stack.models.nemotron_h import NemotronH
 # its own.
 PROMPT_TOKENS = 1 << 16
 REPLIES_AT_ONCE = 64
+POLL_SECONDS = 0.5  # while replies are waited for
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def generate_turns(
             included; returns the tokens that follow, up to where the model is to go on, perhaps in place of some before
             them, or None to end it. Those of different conversations are asked for at once, in threads: a tool may be
             a server.
+        poll: called at every decoding step, and now and then while replies are waited for; raises to stop.
         max_new_tokens: of a turn. max_turns: of the model. max_length: tokens of prompt and conversation together;
             there has to be room for a whole turn, else the conversation ends without it, as not finished.
         reads_on: whether a conversation may have a further turn that goes on from the states of the one before. Those
@@ -103,8 +105,7 @@ def generate_turns(
                 budget=budget, states=read if len(read) == len(prompts[group]) else None,
                 keeps_states=keeps_states if turn + 1 < max_turns else None,
             )  # fmt: skip
-        with ThreadPoolExecutor(REPLIES_AT_ONCE) as pool:
-            answers = list(pool.map(reply, rows, map(list, outputs.tokens)))
+        answers = _replies(reply, rows, outputs.tokens, poll)
         going_on: list[int] = []
         next_prompts: list[list[int]] = []
         next_states: list[Cache | None] = []
@@ -128,6 +129,28 @@ def generate_turns(
             break
         rows, prompts, states = going_on, next_prompts, next_states
     return conversations
+
+
+def _replies(
+    reply: Callable[[int, list[int]], list[int] | Retold | None],
+    rows: Sequence[int],
+    sampled: Sequence[list[int]],
+    poll: Callable[[], None],
+) -> list[list[int] | Retold | None]:
+    """What follows each response. Where `poll` or a reply raises, those that have not begun are dropped."""
+    with ThreadPoolExecutor(REPLIES_AT_ONCE) as pool:
+        futures = [pool.submit(reply, row, list(ids)) for row, ids in zip(rows, sampled, strict=True)]
+        try:
+            pending = set(futures)
+            while pending:
+                ended, pending = wait(pending, POLL_SECONDS, FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()  # raises what the reply did
+                poll()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
 
 
 def _groups(prompts: Sequence[Sequence[int]]) -> list[slice]:

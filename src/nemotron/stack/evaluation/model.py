@@ -33,7 +33,7 @@ from nemotron.stack.evaluation.scoring import Completion, Evaluation, GenerateFn
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding.generate import ReasoningBudget, generate_tokens
 from nemotron.stack.models.decoding.turns import Retold, generate_turns
-from nemotron.stack.rl.dialogue import Dialogue
+from nemotron.stack.rl.dialogue import Dialogue, episode_verdicts
 
 if TYPE_CHECKING:
     from nemotron.kit.schemas.evaluation import EvaluationConfig, ResponsesConfig
@@ -173,11 +173,12 @@ def model_generate_fn(
                 reads_on=reads_on,
             )
             texts = tokenizer.decode_batch([c.tokens[:-1] if c.finished else c.tokens for c in out], False)
-            for position, (text, conversation, dialogue) in enumerate(zip(texts, out, dialogues, strict=True)):
+            ended = zip(texts, out, dialogues, episode_verdicts(dialogues), strict=True)
+            for position, (text, conversation, dialogue, verdict) in enumerate(ended):
                 row = rows[position // samples]
                 completion = Completion(
                     text, len(conversation.logprobs), conversation.entropy, conversation.finished,
-                    verdict=dialogue.verdict() if dialogue else None,
+                    verdict=verdict,
                     called=tuple(dialogue.called) if dialogue else called_in(text, prompts[row]),
                 )  # fmt: skip
                 completions[row].append(completion)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -22,7 +23,7 @@ from nemotron.kit.chat_template import load_template
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import Episode, Task, Verdict, verify_all
 from nemotron.stack.environments.task import error
-from nemotron.stack.models.decoding.turns import Retold
+from nemotron.stack.models.decoding.turns import REPLIES_AT_ONCE, Retold
 from nemotron.stack.rl.shaping import Message, check_form
 
 
@@ -104,9 +105,18 @@ class Dialogue:
             return error(f"{type(failure).__name__}: {failure}")
 
 
+def episode_verdicts(dialogues: Sequence[Dialogue | None]) -> list[Verdict | None]:
+    """`Dialogue.verdict` of each, None without a dialogue. They are waited for together: each may run programs, or ask
+    a server."""
+    if not any(dialogue and dialogue.episode for dialogue in dialogues):
+        return [None] * len(dialogues)
+    with ThreadPoolExecutor(REPLIES_AT_ONCE) as pool:
+        return list(pool.map(lambda dialogue: dialogue.verdict() if dialogue else None, dialogues))
+
+
 def verdicts(task: Task, dialogues: Sequence[Dialogue], sandbox: Sandbox) -> list[Verdict]:
     """What attempts at one task are worth, that have ended; programs run in `sandbox`, side by side."""
-    of_episodes = [verdict for dialogue in dialogues if (verdict := dialogue.verdict()) is not None]
+    of_episodes = [verdict for verdict in episode_verdicts(dialogues) if verdict is not None]
     if len(of_episodes) == len(dialogues):
         return of_episodes
     responses = [dialogue.response for dialogue in dialogues]

@@ -20,7 +20,7 @@ from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit import chat
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.kit.stop import StopFlag, StopRequested
-from nemotron.stack.environments import Task, generate_tasks, open_episode, prompt_tools, to_messages
+from nemotron.stack.environments import Task, Verdict, generate_tasks, open_episode, prompt_tools, to_messages
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
@@ -29,7 +29,7 @@ from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.chunks import read_chunks
 from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.models.decoding.turns import Retold, generate_turns
-from nemotron.stack.rl.dialogue import Dialogue, verdicts
+from nemotron.stack.rl.dialogue import Dialogue, episode_verdicts, verdicts
 from nemotron.stack.rl.loss_metrics import MISMATCH_FACTOR
 from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, one_turn_each, pack_rollouts
 from nemotron.stack.rl.shaping import Message
@@ -408,6 +408,27 @@ def test_what_no_prompt_opened_is_no_reasoning(tokenizer_dir: Path, plain_chat: 
     (plain,) = generate_tasks("math", "train", 1)
     one.reply(tokenizer.encode(f"{plain.solution.answer}<|im_end|>").ids)
     assert verdicts(plain, [one], "bubblewrap")[0].score == 1
+
+
+def test_the_verdicts_of_episodes_that_were_cut_are_waited_for_together(tokenizer_dir: Path) -> None:
+    meeting = threading.Barrier(4)  # which nobody leaves before all are there
+
+    class Cut:
+        """It has answered, and no turn was left."""
+
+        tools = ()
+        has_turns = True
+
+        def verdict(self) -> Verdict:
+            meeting.wait(timeout=20)
+            return Verdict("score", 0.5, "")
+
+    tokenizer, (task,) = load_tokenizer(tokenizer_dir), generate_tasks("math", "train", 1)
+    dialogues = [Dialogue(Cut(), tokenizer, "nano3", False) for _ in range(4)]  # type: ignore[arg-type]
+    assert [verdict.score for verdict in verdicts(task, dialogues, "bubblewrap")] == [0.5] * 4
+    plain = Dialogue(None, tokenizer, "nano3", False)
+    assert episode_verdicts([None, plain]) == [None, None]
+    assert [verdict and verdict.score for verdict in episode_verdicts([*dialogues, None])] == [0.5] * 4 + [None]
 
 
 def test_an_environment_that_fails_is_an_error_and_no_zero(tasks: list[Task], tokenizer_dir: Path) -> None:

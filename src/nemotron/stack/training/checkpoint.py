@@ -63,8 +63,8 @@ class Checkpoints:
         fingerprint: the run's, of its config, script and inputs; a run with another one cannot go on from them.
         keep_last: all but the newest so many (at least 1) are deleted.
         async_save: write in a background thread. `save` then returns as soon as everything is copied to CPU memory,
-            which holds one such copy from then on. At most one is being written: the next `save` waits for it. An
-            error while writing (disk full) is raised by the next `save`, by `wait`, or at exit.
+            which holds one such copy until `give_copies_back`. At most one is being written: the next `save` waits for
+            it. An error while writing (disk full) is raised by the next `save`, by `wait`, or at exit.
     """
 
     def __init__(self, root: Path, fingerprint: str, keep_last: int = 2, async_save: bool = False) -> None:
@@ -144,6 +144,10 @@ class Checkpoints:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    def give_copies_back(self) -> None:
+        """Hold no copy for the next `save` any more; those that are being written go with the writing."""
+        self._copies.clear()
 
     def __enter__(self) -> Self:
         return self

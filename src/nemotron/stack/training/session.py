@@ -90,7 +90,8 @@ def chosen_precision(mixed_precision: str, device: torch.device, begun: Checkpoi
 class Session:
     """One training run as this rank sees it. From `begin` on it also has what is trained, and for how long.
 
-    last_step: the number of updates after which training ends. precision: `mixed_precision` without "auto".
+    last_step: the number of updates after which training ends. precision: `mixed_precision` without "auto". optimizer:
+    until the head of the last step has been left; what follows has its memory.
     """
 
     ranks: Ranks
@@ -209,6 +210,8 @@ class Session:
             raise
         if step == self.last_step:
             save()
+            self.checkpoints.give_copies_back()
+            del self.optimizer
         else:
             self.threads.begin()
 

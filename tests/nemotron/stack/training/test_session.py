@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +65,21 @@ def test_the_threads_of_an_update_are_chosen_before_each_and_not_behind_the_last
         with session.head_of_step(step, {}):
             pass
     assert log == ["end", "begin", "end"]
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_behind_the_last_step_nothing_is_held_of_the_optimizer(tmp_path: Path, async_save: bool) -> None:
+    session = make_session(tmp_path)
+    session.checkpoints.async_save = async_save
+    session.model.weight.grad = torch.ones(1, 2)
+    session.optimizer.step()
+    moments = [weakref.ref(tensor) for tensor in session.optimizer.state[session.model.weight].values()]
+    for step in (4, 10):
+        with session.head_of_step(step, {}):
+            assert all(moment() is not None for moment in moments)
+    session.checkpoints.wait()
+    assert saved(tmp_path) == [4, 10] and not session.checkpoints._copies
+    assert not any(moment() is not None for moment in moments)
 
 
 @pytest.mark.parametrize("step", [0, 3, 4])

@@ -6,33 +6,18 @@
 from __future__ import annotations
 
 import os
-import typing
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from nemo_runspec.cli import app as nemo_runspec
-from nemo_runspec.config.explain import allowed
-from nemo_runspec.config.help import docstring
+from nemo_runspec.config.help import Key, docstring, keys_of
 from nemo_runspec.config.loader import list_configs
-from nemo_runspec.config.schema import (
-    LISTS,
-    RESERVED_RUN_KEYS,
-    group_of,
-    item_of,
-    leaf_keys,
-    load_schema,
-    members,
-    optional_group,
-)
-from nemo_runspec.config.yaml_text import KeyPath, dotted, split_key
+from nemo_runspec.config.schema import load_schema
 from nemo_runspec.runspec import Runspec, parse
 from nemotron.cli.main import FAMILIES
 from nemotron.cli.main import app as nemotron
@@ -114,44 +99,13 @@ def section(spec: Runspec) -> str:
     schema = load_schema(spec)
     if schema is None:
         return "\n\n".join(lines)
-    rows = [row(schema, path) for key in leaf_keys(schema) if not is_of_every_run(key) for path in paths(schema, key)]
+    rows = map(row, keys_of(schema))
     return "\n\n".join([*lines, "\n".join(["| key | value | default | |", "|---|---|---|---|", *rows])])
 
 
-def paths(schema: type[BaseModel], key: str) -> list[KeyPath]:
-    """The path of a key; of a list of groups also those of the keys in its first item."""
-    path = split_key(key)
-    item = item_of_list(annotation_at(schema, path))
-    return [path, *((*path, 0, *split_key(below)) for below in (leaf_keys(item) if item else ()))]
-
-
-def annotation_at(schema: type[BaseModel], path: KeyPath) -> Any:
-    """The type of the key at `path`."""
-    annotation: Any = schema
-    for part in path:
-        group: Any = optional_group(annotation)
-        annotation = item_of(annotation) if part == 0 else group.model_fields[str(part)].annotation
-    return annotation
-
-
-def item_of_list(annotation: Any) -> type[BaseModel] | None:
-    """The group that each item of a list is; None where it is no list of groups."""
-    lists = [member for member in members(annotation) if typing.get_origin(member) in LISTS]
-    return group_of(annotation) if lists else None
-
-
-def is_of_every_run(key: str) -> bool:
-    """Whether every config has this key, whatever its script."""
-    group, _, last = key.rpartition(".")
-    return group == "run" and last in RESERVED_RUN_KEYS
-
-
-def row(schema: type[BaseModel], path: KeyPath) -> str:
+def row(key: Key) -> str:
     """A line of the table."""
-    rule = allowed(schema, path)
-    about = (rule.hint or "").partition(": ")[2]
-    cells = [f"`{dotted(path)}`", cell(rule.text), cell(default_of(schema, path)), cell(about)]
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join([f'`{key.name}`', cell(key.allowed), cell(key.default), cell(key.about)])} |"
 
 
 def cell(text: str) -> str:
@@ -160,36 +114,3 @@ def cell(text: str) -> str:
     parts = " ".join(text.split()).replace("|", "\\|").split("`")
     plain = ["".join(marks.get(character, character) for character in part) for part in parts[::2]]
     return "`".join(part for pair in zip(plain, [*parts[1::2], ""], strict=True) for part in pair).removesuffix("`")
-
-
-def default_of(schema: type[BaseModel], path: KeyPath) -> str:
-    """The default of a key as YAML spells it; "" where a config has to give it."""
-    values: Any = schema  # a class as long as no group on the way has a default of its own, then its values
-    for at, part in enumerate(path):
-        above = annotation_at(schema, path[:at])
-        if part == 0:  # an item has the defaults of its class
-            values = item_of_list(above)
-            continue
-        if values is None or values is PydanticUndefined:  # a group that is left out, or has to be given
-            values = optional_group(above)
-        if isinstance(values, BaseModel):
-            values = getattr(values, str(part))
-            continue
-        field, values = values.model_fields[str(part)], PydanticUndefined
-        if not field.is_required() and not field.default_factory_takes_validated_data:
-            with suppress(ValueError):  # a group some of whose keys have to be given
-                values = field.get_default(call_default_factory=True)
-    return "" if values is PydanticUndefined else spelled(values)
-
-
-def spelled(value: Any) -> str:
-    """A value as YAML spells it, on one line."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {spelled(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return "[" + ", ".join(map(spelled, value)) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemo_runspec.config.explain import allowed
 from nemo_runspec.config.inputs import references_of
@@ -22,7 +22,7 @@ from nemo_runspec.config.schema import (
     members,
     optional_group,
 )
-from nemo_runspec.config.yaml_text import split_key
+from nemo_runspec.config.yaml_text import KeyPath, dotted, split_key
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec, find_script, parse
 
@@ -94,31 +94,85 @@ def script_help(spec: Runspec, command: str) -> str:
     return "\n".join(lines)
 
 
-def key_lines(spec: Runspec) -> list[str]:
-    """Every key of the script's schema with its default, what is allowed and its description."""
+class Key(NamedTuple):
+    """A key of a script's schema: its dotted name, what is allowed, its default as YAML spells it ("" where a config
+    has to say it), and its description."""
 
-    schema = load_schema(spec)
-    if schema is None:
-        return []
-    lines = []
-    for key in leaf_keys(schema):
-        group, _, last = key.rpartition(".")
+    name: str
+    allowed: str
+    default: str
+    about: str
+
+
+def keys_of(schema: type[BaseModel]) -> list[Key]:
+    """The keys of a schema, but those that every config has; of a list of groups also those of its first item."""
+    keys = []
+    for name in leaf_keys(schema):
+        group, _, last = name.rpartition(".")
         if group == "run" and last in RESERVED_RUN_KEYS:
             continue
-        path = split_key(key)
-        lines.append(_key_line(schema, path))
-        if (item := _group_of_items(schema, path)) is not None:  # a list of groups: the keys of the first one
-            lines += [_key_line(schema, (*path, 0, *split_key(below))) for below in leaf_keys(item)]
-    return lines
+        path = split_key(name)
+        item = _group_of_items(schema, path)
+        for each in (path, *((*path, 0, *split_key(below)) for below in (leaf_keys(item) if item else ()))):
+            rule = allowed(schema, each)
+            about = (rule.hint or "").partition(": ")[2]
+            keys.append(Key(dotted(each), rule.text, _default(schema, each), about))
+    return keys
 
 
-def _key_line(schema: type[BaseModel], path: tuple[str | int, ...]) -> str:
-    rule = allowed(schema, path)
-    about = "" if rule.hint is None else f": {rule.hint.partition(': ')[2]}"
-    return f"  {'.'.join(map(str, path)):<{2 * _WIDTH}} {rule.text}{about}"
+def key_lines(spec: Runspec) -> list[str]:
+    """Every key of the script's schema with what is allowed, its default and its description."""
+    schema = load_schema(spec)
+    return [] if schema is None else [_key_line(key) for key in keys_of(schema)]
 
 
-def _group_of_items(schema: type[BaseModel], path: tuple[str | int, ...]) -> type[BaseModel] | None:
+def _key_line(key: Key) -> str:
+    default = f", default {key.default}" if key.default else ""
+    return f"  {key.name:<{2 * _WIDTH}} {key.allowed}{default}{f': {key.about}' if key.about else ''}"
+
+
+def _default(schema: type[BaseModel], path: KeyPath) -> str:
+    from pydantic import BaseModel
+
+    annotation: Any = schema
+    values: Any = None  # of the group at hand, where it has a default of its own, not only those of its fields
+    for part in path:
+        if isinstance(part, int):  # an item has the defaults of its class
+            annotation, values = group_of(annotation), None
+            continue
+        group = optional_group(annotation)
+        assert group is not None
+        field = group.model_fields[part]
+        annotation = field.annotation
+        if isinstance(values, BaseModel):
+            values, is_stated = getattr(values, part), True
+            continue
+        is_stated = not field.is_required() and not field.default_factory_takes_validated_data
+        values = None
+        if is_stated:
+            try:
+                values = field.get_default(call_default_factory=True)
+            except ValueError:  # a group some of whose keys have to be given
+                is_stated = False
+    return _spelled(values) if is_stated else ""
+
+
+def _spelled(value: Any) -> str:
+    """A value as YAML spells it, on one line."""
+    from pydantic import BaseModel
+
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_spelled(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return "[" + ", ".join(map(_spelled, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+
+
+def _group_of_items(schema: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """The group that each item of the list at `path` is; None where it is no list of groups."""
     annotation: Any = schema
     for part in path:

@@ -71,4 +71,4 @@ def test_help_lists_configs_and_keys_with_their_limits(project: Path, capsys: py
     page = capsys.readouterr().out
     for text in ("Train a demo.", "tiny               The small one.", "writes  demo-train-model-tiny"):
         assert text in page
-    assert "train.train_iters                    an integer from 1 to 1000: optimiser steps" in page
+    assert "train.train_iters                    an integer from 1 to 1000, default 10: optimiser steps" in page

@@ -33,11 +33,11 @@ def test_every_command_has_a_help_page(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("nano3 pretrain --keys", ["optimizer.lr ", "a number > 0: peak learning rate", "rng.seed "]),
+        ("nano3 pretrain --keys", ["optimizer.lr ", "a number > 0, default 0.001: peak learning rate", "rng.seed "]),
         ("nano3 data prep pretrain -c tiny --keys", ["sources.0.paths ", "sources.0.weight ", "tokenizer.vocab_size "]),
         ("nano3 data prep rl --keys -c published", ["valid_rows "]),  # the script that this config names
         ("data curate language --keys", ["threshold "]),
-        ("nano2 pretrain --keys", ["lr ", "a number > 0: the smaller the model, the larger; the paper's is 4.5e-4"]),
+        ("nano2 pretrain --keys", ["lr ", "a number > 0, default 0.004: the smaller the model, the larger"]),
     ],
 )
 def test_keys_are_listed_with_what_they_are(line: str, expected: list[str]) -> None:

@@ -46,8 +46,9 @@ def quantities_of(root: Path) -> dict[str, float]:
             quantities[f"{phase} the long phase, {answers}"] = scores[answers]["loss"]
     for how in ("greedy", "sampled"):
         quantities[f"RL less SFT, {how}"] = quantities[f"RL, {how}"] - quantities[f"SFT, {how}"]
-    for kind, (share, _) in judge["held_out"].items():
-        quantities |= {f"reward before: {kind}": judge["held_out_before"][kind][0], f"reward: {kind}": share}
+    for kind in ("right over wrong", "short over long"):  # of answers that were cut off there are a few, or none
+        quantities[f"reward before: {kind}"] = judge["held_out_before"][kind][0]
+        quantities[f"reward: {kind}"] = judge["held_out"][kind][0]
     quantities["RL beats SFT by the rule"] = rl["preferences"]["win_rate"]
     before, after = rl["tasks"]["before"], rl["tasks"]["after"]
     for mode in MODES:

@@ -108,7 +108,8 @@ def main(config: Config) -> RewardModel:
         progress.update(i + 1, loss=loss.item())
     accuracy = measure(judge, held_out)
     for kind, (share, count) in accuracy.items():
-        progress.note(f"held-out pairs, {kind}: higher reward in {before[kind][0]:.1%} -> {share:.1%} of {count}")
+        if count:
+            progress.note(f"held-out pairs, {kind}: higher reward in {before[kind][0]:.1%} -> {share:.1%} of {count}")
     progress.close()
 
     with output_folder(config.output_dir) as folder:

@@ -1,8 +1,8 @@
 """`python stop_in.py PHASE CALL SIGNAL SCRIPT …` runs a script of RL and sends itself a signal in the midst of a phase.
 
 generation: in the CALLth batch of completions that takes more than one token (greedy validation may end at the first,
-at a moment of its own); reward: before the CALLth verdict; judge: in the CALLth batch of a judge's answers; update:
-before the CALLth micro-batch's loss.
+at a moment of its own); reward: before the verdicts on the CALLth prompt; judge: in the CALLth batch of a judge's
+answers; update: before the CALLth micro-batch's loss.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def stop_at_token(generate: Callable[..., Any]) -> Callable[..., Any]:
 if phase == "generation":
     generation.generate = stop_at_token(generation.generate)
 elif phase == "reward":
-    reward.Dialogue.verdict = stop_at_call(reward.Dialogue.verdict)  # type: ignore[method-assign]
+    reward.episode_verdicts = stop_at_call(reward.episode_verdicts)
 elif phase == "judge":
     judging.generate = stop_at_token(judging.generate)
 elif phase == "update":

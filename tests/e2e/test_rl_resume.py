@@ -136,7 +136,7 @@ def test_stopped_and_started_again_ends_with_the_same_weights(
     assert house.records(output, "rollouts.jsonl") == house.records("unbroken", "rollouts.jsonl")
 
 
-STOPS = (("generation", 14, 9), ("reward", 150, 9), ("update", 4, 9), ("generation", 3, 15))
+STOPS = (("generation", 14, 9), ("reward", 18, 9), ("update", 4, 9), ("generation", 3, 15))
 
 
 def stopped_in_every_phase(

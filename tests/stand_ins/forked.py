@@ -28,8 +28,8 @@ OF_COMMANDS = (
     "nemotron.kit.artifact",
     "nemotron.kit.schemas.training",
     "nemotron.kit.schemas.sources",
-    "known_makers",
 )
+OF_OWN_COMMANDS = (*OF_COMMANDS, "known_makers")  # not for a project that has been forked: it has other recipes
 OF_DATA = (
     "nemotron.recipes.nano3.stage0_pretrain.data_prep",
     "nemotron.recipes.nano3.stage1_sft.data_prep",

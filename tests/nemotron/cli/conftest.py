@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import OF_COMMANDS, run_forked
+from forked import OF_OWN_COMMANDS, run_forked
 from quick_commands import make_command_line_once
 
 from nemotron.cli.main import _run, main
@@ -36,7 +36,7 @@ def nemotron(tmp_path: Path) -> Nemotron:
     def run(line: str, *words: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("RUNSPEC_", "NEMOTRON_"))}
         environment |= {"PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "120", **env}
-        return run_forked(OF_COMMANDS, ["-m", "nemotron", *line.split(), *words], tmp_path, environment, stdin)
+        return run_forked(OF_OWN_COMMANDS, ["-m", "nemotron", *line.split(), *words], tmp_path, environment, stdin)
 
     return run
 

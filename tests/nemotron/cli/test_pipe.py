@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forked import OF_COMMANDS, run_forked
+from forked import OF_OWN_COMMANDS, run_forked
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
@@ -106,7 +106,7 @@ def evaluation(passed: bool) -> str:
 
 
 Pipe = Callable[..., int]
-OF_STEPS = (*OF_COMMANDS, "numpy", "safetensors.numpy", "nemo_runspec.config", "nemotron.kit", "pydantic")
+OF_STEPS = (*OF_OWN_COMMANDS, "numpy", "safetensors.numpy", "nemo_runspec.config", "nemotron.kit", "pydantic")
 
 
 def forked(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, forward: object) -> int:

@@ -347,10 +347,11 @@ def load_weights(
             stored[name].read_into(target)
     model.load_state_dict(state, assign=True)
     for module in model.modules():
-        # Buffers that are no part of a checkpoint, such as the loads of the experts, begin at zero.
+        # Buffers that are no part of a checkpoint, such as the loads of the experts, begin at zero. (`zeros_like` of a
+        # tensor on the meta device imports SymPy.)
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
-                setattr(module, name, torch.zeros_like(buffer, device=device))
+                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
 
 
 def checked_weights(folder: Path, state: Mapping[str, Tensor], packed: Collection[str] = ()) -> dict[str, Stored]:

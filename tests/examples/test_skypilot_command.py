@@ -161,6 +161,12 @@ def test_mistakes_in_a_profile(
         fork.with_roots(env)
 
 
+def test_other_executors_are_refused(nemotron: Nemotron) -> None:
+    done = nemotron("--run", "dgx", "--dry-run", profiles='[dgx]\nexecutor = "slurm"\n')
+    assert done.returncode == 2 and "executor = 'slurm': must be one of local, skypilot" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
 def test_a_folder_is_the_registry_only_where_all_machines_mount_it(fork: Any) -> None:
     """The hint of the refusal, followed."""
     env = Env("sky", "skypilot", artifacts="/a/b")

@@ -132,29 +132,30 @@ def _key_line(key: Key) -> str:
 
 
 def _default(schema: type[BaseModel], path: KeyPath) -> str:
+    """The default of a key as YAML spells it; "" where a config has to give it."""
     from pydantic import BaseModel
+    from pydantic_core import PydanticUndefined
 
     annotation: Any = schema
-    values: Any = None  # of the group at hand, where it has a default of its own, not only those of its fields
+    value: Any = None  # of what is at hand: a group whose default has other values than its class has them below, too
     for part in path:
         if isinstance(part, int):  # an item has the defaults of its class
-            annotation, values = group_of(annotation), None
+            annotation, value = group_of(annotation), None
             continue
         group = optional_group(annotation)
         assert group is not None
         field = group.model_fields[part]
         annotation = field.annotation
-        if isinstance(values, BaseModel):
-            values, is_stated = getattr(values, part), True
-            continue
-        is_stated = not field.is_required() and not field.default_factory_takes_validated_data
-        values = None
-        if is_stated:
+        if isinstance(value, BaseModel):
+            value = getattr(value, part)
+        elif field.is_required() or field.default_factory_takes_validated_data:
+            value = PydanticUndefined
+        else:
             try:
-                values = field.get_default(call_default_factory=True)
+                value = field.get_default(call_default_factory=True)
             except ValueError:  # a group some of whose keys have to be given
-                is_stated = False
-    return _spelled(values) if is_stated else ""
+                value = PydanticUndefined
+    return "" if value is PydanticUndefined else _spelled(value)
 
 
 def _spelled(value: Any) -> str:

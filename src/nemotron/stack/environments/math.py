@@ -30,7 +30,8 @@ _PHRASINGS = ("What is {}?", "Compute {}.", "{}=?")
 _ANSWER = re.compile(r"\$?(?:\\boxed\{\s*(-?[0-9]{1,18})\s*\}|(-?[0-9]{1,18}))\$?\.?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _TO_COMPUTE = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
-_ARITHMETIC = re.compile(r"[0-9]\s*(?:[-+*/]|\\(?:cdot|times|div)(?![a-zA-Z]))\s*[0-9]")
+# Of two numbers, but for the power of ten in `3\times 10^{8}`.
+_ARITHMETIC = re.compile(r"[0-9]\s*(?:[-+*/]|\\(?:cdot|times|div)(?![a-zA-Z]))\s*(?!10\s*\^)[0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
 def _verify_boxed(expected: str, given: str | None) -> Verdict:
     if given is None:
         return wrong("no \\boxed{} with an answer at the end")
-    # Left to be computed, as the problem has it; math-verify would compute it.
+    # As the problem has it; math-verify would compute it. Of an equation every side is compared below.
     if (operator := _TO_COMPUTE.search(given)) and not _TO_COMPUTE.search(expected):
         return wrong(f"{operator[0]} is left to be computed")
     if _INTEGER.fullmatch(expected) and "=" not in given and (operator := _ARITHMETIC.search(given)):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
@@ -163,9 +165,12 @@ def check_same_families(restored: Restored | None, families: Sequence[str]) -> N
 
 def shuffled(size: int, positions: range, *seed: int) -> list[int]:
     """Which of `size` items stand at `positions` of an endless walk through them, in an order of its own each epoch."""
-    epochs = {position // size for position in positions}
-    orders = {epoch: np.random.default_rng([*seed, epoch]).permutation(size) for epoch in epochs}
-    return [int(orders[position // size][position % size]) for position in positions]
+    return [int(_order(size, *seed, position // size)[position % size]) for position in positions]
+
+
+@lru_cache(maxsize=64)  # each step draws from the same ones, until an epoch ends
+def _order(size: int, *seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).permutation(size)
 
 
 def read_prompts(path: Path, environments: Mapping[str, Environment] = MappingProxyType({})) -> dict[str, list[Task]]:

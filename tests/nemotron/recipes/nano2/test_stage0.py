@@ -197,6 +197,16 @@ def test_a_shell_joins_the_steps(tmp_path: Path) -> None:
         )
     assert sorted(path.name for path in (tmp_path / "output").glob("[!.]*")) == ["artifacts"]
     assert list((tmp_path / "output" / ".aside").iterdir()) == []
+    # By path of the data, also of a folder that no artifact stands behind, which evaluation finds again.
+    by_path = run(f"{train} --dataset-path output/artifacts/nano2-pretrain-data/1/payload", tmp_path)
+    assert by_path.returncode == 0 and json.loads(by_path.stdout)["model"] == "art://nano2-pretrain-model:3"
+    plain = f"cp -r output/artifacts/nano2-pretrain-data/1/payload plain && {train} --dataset-path plain | {evaluate}"
+    assert json.loads(run(plain, tmp_path).stdout)["model"] == "art://nano2-pretrain-model:4"
+    assert registry.resolve("nano2-pretrain-results:3").digest == registry.resolve("nano2-pretrain-results:1").digest
+    # With the long-context phase between training and evaluation.
+    longer = f"python {STAGE}/training_long.py --num-sequences 200"  # of which tiny is 2
+    with_it = json.loads(run(f"cat checkpoint.json | {longer} | {evaluate}", tmp_path).stdout)
+    assert (with_it["model"], with_it["results"]) == ("art://nano2-long-model:1", "art://nano2-pretrain-results:4")
 
 
 @pytest.mark.e2e

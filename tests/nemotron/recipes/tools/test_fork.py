@@ -249,18 +249,13 @@ def test_an_installed_fork_runs_its_pipe(config: str, tmp_path: Path) -> None:
     install = ("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", str(project))
     run(str(home / "bin/python"), "-m", "pip", *install)
     assert "zebra, a fork of Nemotron 3 Nano" in run("zebra", "--help")
-    if config == "smoke":  # what comes after SFT is the cookbook's own smoke under other names
-        last = "sft"
-        run("zebra", "pipe", "-c", config, "--to", last)
-    else:
-        last = "final"
-        printed = run("zebra", "pipe", "-c", config)  # ends with 1 where a band is missed
-        assert "report: " in printed and (tmp_path / f"output/zebra/report-{config}.html").is_file()
+    printed = run("zebra", "pipe", "-c", config)  # tiny ends with 1 where a band is missed
+    assert "report: " in printed and (tmp_path / f"output/zebra/report-{config}.html").is_file()
     registry = Registry(tmp_path / "output/artifacts")
     producers = [registry.resolve(name).record["producer"] for name in registry.names()]
-    assert len(producers) > 3
+    assert len(producers) > 8
     assert {producer["name"].partition("/")[0] for producer in producers} == {"zebra"}
     assert all(producer["script"].startswith("src/zebra/recipes/zebra/stage") for producer in producers), producers
     assert "zebra/pretrain" in run(
-        str(home / "bin/python"), "-m", "nemotron", "artifacts", "lineage", f"zebra-{last}-model-{config}"
+        str(home / "bin/python"), "-m", "nemotron", "artifacts", "lineage", f"zebra-final-model-{config}"
     )

@@ -119,6 +119,8 @@ def test_what_looks_like_the_answer_is_wrong(expected: str, answer: str) -> None
         ("\\sum_{k=1}^{10} k", "55"),
         ("16", "\\frac{32}{2}"),
         ("2+3x", "3x+2"),
+        ("300", "3 \\times 10^2"),
+        ("1600", "1.6\\cdot10^{3}"),
     ],
 )
 def test_what_means_the_same_is_right(expected: str, answer: str) -> None:

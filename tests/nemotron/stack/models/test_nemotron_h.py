@@ -85,3 +85,16 @@ def test_a_second_derivative_is_refused(make_model: Callable[..., NemotronH], pa
     (grad,) = torch.autograd.grad(loss, model.backbone.embeddings.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         grad.square().sum().backward()
+
+
+@pytest.mark.slow  # to import torch's compiler
+def test_all_but_experts_compile_without_a_break(make_model: Callable[..., NemotronH]) -> None:
+    """`E` cannot: how many rows an expert gets is known at run time only."""
+    model, ids = make_model("M*-"), torch.arange(48).view(2, 24)
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(model(ids).logits.square().sum(), parameters)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = torch.autograd.grad(compiled(ids).logits.square().sum(), parameters)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))

@@ -20,7 +20,7 @@ from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit import chat
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.kit.stop import StopFlag, StopRequested
-from nemotron.stack.environments import Task, Verdict, generate_tasks, open_episode, prompt_tools, to_messages
+from nemotron.stack.environments import FAMILIES, Task, Verdict, generate_tasks, open_episode, prompt_tools, to_messages
 from nemotron.stack.evaluation.model import evaluate_model, load_tokenizer
 from nemotron.stack.evaluation.scoring import prompt_text
 from nemotron.stack.models import NemotronH
@@ -31,6 +31,7 @@ from nemotron.stack.models.decoding.generate import Generation
 from nemotron.stack.models.decoding.turns import Retold, generate_turns
 from nemotron.stack.rl.dialogue import Dialogue, episode_verdicts, verdicts
 from nemotron.stack.rl.loss_metrics import MISMATCH_FACTOR
+from nemotron.stack.rl.prompts import has_turns
 from nemotron.stack.rl.rollouts import Rollout, collect_rollouts, one_turn_each, pack_rollouts
 from nemotron.stack.rl.shaping import Message
 
@@ -408,6 +409,15 @@ def test_what_no_prompt_opened_is_no_reasoning(tokenizer_dir: Path, plain_chat: 
     (plain,) = generate_tasks("math", "train", 1)
     one.reply(tokenizer.encode(f"{plain.solution.answer}<|im_end|>").ids)
     assert verdicts(plain, [one], "bubblewrap")[0].score == 1
+
+
+def test_what_is_known_of_a_task_and_of_its_episode_agrees() -> None:
+    """Memory is estimated for tasks, and states are kept for episodes."""
+    tasks = [generate_tasks(family, "train", 1)[0] for family in FAMILIES]
+    tasks += generate_tasks("math", "train", 1, 0, {"tool_share": 1.0})
+    several = [task.family for task in tasks if has_turns(task)]
+    assert several == [task.family for task in tasks if (episode := open_episode(task)) and episode.has_turns]
+    assert several == ["workplace_assistant", "repository_repair", "math"]
 
 
 def test_the_verdicts_of_episodes_that_were_cut_are_waited_for_together(tokenizer_dir: Path) -> None:

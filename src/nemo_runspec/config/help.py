@@ -134,8 +134,8 @@ def _key_line(key: Key) -> str:
 def _default(schema: type[BaseModel], path: KeyPath) -> str:
     """The default of a key as YAML spells it; "" where a config has to give it."""
     from pydantic import BaseModel
-    from pydantic_core import PydanticUndefined
 
+    undefined = object()
     annotation: Any = schema
     value: Any = None  # of what is at hand: a group whose default has other values than its class has them below, too
     for part in path:
@@ -149,13 +149,13 @@ def _default(schema: type[BaseModel], path: KeyPath) -> str:
         if isinstance(value, BaseModel):
             value = getattr(value, part)
         elif field.is_required() or field.default_factory_takes_validated_data:
-            value = PydanticUndefined
+            value = undefined
         else:
             try:
                 value = field.get_default(call_default_factory=True)
             except ValueError:  # a group some of whose keys have to be given
-                value = PydanticUndefined
-    return "" if value is PydanticUndefined else _spelled(value)
+                value = undefined
+    return "" if value is undefined else _spelled(value)
 
 
 def _spelled(value: Any) -> str:

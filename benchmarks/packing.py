@@ -24,7 +24,8 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from nemotron.data_prep.chat.bin_packing import Algorithm, first_fit_decreasing, pack_lengths
+from nemotron.data_prep.chat.bin_packing import first_fit_decreasing, pack_lengths
+from nemotron.kit.schemas.conversations import BinPacking
 
 MEAN, SIGMA, CAPACITY, ROUNDS = 664, 1.0, 4096, 3
 NAIVE = 10_000
@@ -69,7 +70,7 @@ def main() -> None:
     counts = parser.parse_args().counts
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    algorithms: tuple[Algorithm, ...] = get_args(Algorithm)
+    algorithms: tuple[BinPacking, ...] = get_args(BinPacking)
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
     print(f"{platform.machine()}, one of {os.cpu_count()} cores; {versions}; median of {ROUNDS}")
     print(f"lognormal lengths, mean {MEAN}, sigma {SIGMA:g}, clipped to {CAPACITY}")

@@ -20,13 +20,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.chat.bin_packing import Algorithm, Bins, BinsReport, best_fit, pack_lengths
+from nemotron.data_prep.chat.bin_packing import Bins, BinsReport, best_fit, pack_lengths
 from nemotron.data_prep.chat.bin_packing.bins import check_lengths
 from nemotron.data_prep.chat.encoding import CONVERSATION_TOKENS, PACKED_SCHEMA, WEIGHTED_SCHEMA
 from nemotron.data_prep.chat.spool import SPLITS, SPOOLED, ChatWork
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, publish_file, run_shards
+from nemotron.kit.schemas.conversations import BinPacking
 
 _ROW_GROUP_TOKENS = 4 * 2**20
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -211,7 +212,7 @@ class Packing:
     """
 
     seq_len: int
-    algorithm: Algorithm
+    algorithm: BinPacking
     seed: int
     file_tokens: int
     conversation_tokens: bool = False

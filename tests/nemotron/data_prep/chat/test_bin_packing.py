@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, product
+from itertools import product
 from typing import get_args
 
 import numpy as np
@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemotron.data_prep.chat.bin_packing import (
-    Algorithm,
     Bins,
     best_fit,
     best_fit_decreasing,
-    concatenate,
     first_fit_decreasing,
     first_fit_shuffle,
     lower_bound,
@@ -26,8 +24,7 @@ from nemotron.data_prep.chat.bin_packing import (
 from nemotron.kit.schemas.conversations import BinPacking
 from nemotron.recipes.nano3.stage1_sft.data_schema import PackingConfig
 
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-WHOLE: tuple[BinPacking, ...] = get_args(BinPacking)
+ALGORITHMS: tuple[BinPacking, ...] = get_args(BinPacking)
 
 # --- The definitions, quadratic, each item looking at every bin -----------------------------------------------------
 
@@ -102,11 +99,6 @@ def slow_mffd(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins + slow_first_fit(lengths, capacity, sorted(rest, key=lambda item: (-lengths[item], item)))
 
 
-def slow_concatenate(lengths: Sequence[int], capacity: int) -> list[list[tuple[int, int]]]:
-    tokens = [(item, position) for item, length in enumerate(lengths) for position in range(length)]
-    return [tokens[start : start + capacity] for start in range(0, len(tokens), capacity)]
-
-
 def as_lists(bins: Bins) -> list[list[int]]:
     return [members.tolist() for members in bins]
 
@@ -163,31 +155,15 @@ def test_bins_are_those_of_the_definitions_among_many(capacity: int) -> None:
     assert as_lists(modified_first_fit_decreasing(lengths, capacity)) == slow_mffd(listed, capacity)
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(1, 30))
-def test_concatenation_cuts_the_stream_of_tokens(lengths: list[int], capacity: int) -> None:
-    bins = concatenate(lengths, capacity)
-    pieces = [
-        [(item, begin + i) for i in range(length)]
-        for item, begin, length in zip(bins.items, bins.begins, bins.lengths, strict=True)
-    ]
-    spans = zip(bins.offsets[:-1], bins.offsets[1:], strict=True)
-    assert [list(chain.from_iterable(pieces[first:last])) for first, last in spans] == slow_concatenate(
-        lengths, capacity
-    )
-    report = bins.report()
-    assert (report.items, report.tokens) == (len(lengths), sum(lengths))
-    assert report.bins == report.lower_bound == -(-sum(lengths) // capacity)
-
-
-@given(problems(), st.sampled_from(WHOLE))
-def test_what_is_reported(problem: tuple[list[int], int], algorithm: Algorithm) -> None:
+@given(problems(), st.sampled_from(ALGORITHMS))
+def test_what_is_reported(problem: tuple[list[int], int], algorithm: BinPacking) -> None:
     lengths, capacity = problem
     bins = pack_lengths(lengths, capacity, algorithm, seed=3)
     assert sorted(bins.items.tolist()) == list(range(len(lengths)))
     assert all(0 < sum(lengths[item] for item in members) <= capacity for members in bins)
     assert bins.lengths.tolist() == [lengths[item] for item in bins.items]
     report = bins.report()
-    assert (report.items, report.pieces, report.tokens) == (len(lengths), len(lengths), sum(lengths))
+    assert (report.items, report.tokens) == (len(lengths), sum(lengths))
     assert report.efficiency == pytest.approx(sum(lengths) / (len(bins) * capacity))
     assert -(-sum(lengths) // capacity) <= report.lower_bound <= report.bins == len(bins)
 
@@ -261,14 +237,10 @@ def test_a_seed_gives_the_same_bins_everywhere() -> None:
     assert first_fit_shuffle([1] * 8, 1, seed=1).items.tolist() != first_fit_shuffle([1] * 8, 1, seed=0).items.tolist()
 
 
-@pytest.mark.parametrize("algorithm", WHOLE)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_longer_than_a_bin_is_refused(algorithm: BinPacking) -> None:
     with pytest.raises(ValueError, match="item 1 has length 11, more than the capacity 10"):
         pack_lengths([3, 11, 4, 30], 10, algorithm)
-
-
-def test_the_report_says_how_many_pieces_concatenation_made() -> None:
-    assert "4 sequences in 8 pieces, 48 tokens in 5 bins" in str(concatenate([3, 11, 4, 30], 10).report())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -282,7 +254,7 @@ def test_the_report_says_how_many_pieces_concatenation_made() -> None:
         ([1], 0, "capacity must be at least 1, not 0"),
     ],
 )
-def test_what_is_refused(algorithm: Algorithm, lengths: object, capacity: int, message: str) -> None:
+def test_what_is_refused(algorithm: BinPacking, lengths: object, capacity: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack_lengths(lengths, capacity, algorithm)  # type: ignore[arg-type]
 
@@ -294,6 +266,6 @@ def test_misspelt_names_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint16, np.int32, np.uint64])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_any_whole_number_type(algorithm: Algorithm, dtype: type[np.integer]) -> None:
+def test_any_whole_number_type(algorithm: BinPacking, dtype: type[np.integer]) -> None:
     lengths = np.array([100, 30, 27, 99, 1, 64], dtype)
     assert as_lists(pack_lengths(lengths, 128, algorithm)) == as_lists(pack_lengths(lengths.tolist(), 128, algorithm))

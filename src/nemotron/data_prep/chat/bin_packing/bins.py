@@ -18,11 +18,10 @@ Lengths = NDArray[np.integer] | Sequence[int]
 class BinsReport:
     """How well sequences were packed. `efficiency` is tokens / (bins x capacity).
 
-    No packing of the same pieces can need fewer bins than `lower_bound`.
+    No packing of the same sequences can need fewer bins than `lower_bound`.
     """
 
     items: int
-    pieces: int
     tokens: int
     bins: int
     lower_bound: int
@@ -30,19 +29,17 @@ class BinsReport:
 
     def __str__(self) -> str:
         """One line for people."""
-        pieces = f" in {self.pieces} pieces" if self.pieces != self.items else ""
         return (
-            f"{counted(self.items, 'sequence')}{pieces}, {self.tokens} tokens in {counted(self.bins, 'bin')} "
+            f"{counted(self.items, 'sequence')}, {self.tokens} tokens in {counted(self.bins, 'bin')} "
             f"(at least {self.lower_bound} needed), {self.efficiency:.2%} full"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Sequences in bins, as flat int64 arrays: bin b holds the pieces `offsets[b]` .. `offsets[b + 1]`, as placed.
+    """Sequences in bins, as flat int64 arrays: bin b holds `items[offsets[b] : offsets[b + 1]]`, as placed.
 
-    Piece p is the tokens `begins[p]` .. `begins[p] + lengths[p]` of sequence `items[p]`. Only `concatenate` cuts a
-    sequence into several pieces; everywhere else a sequence is one piece and begins at 0.
+    `lengths`: of each of `items`.
 
     >>> from nemotron.data_prep.chat.bin_packing import best_fit
     >>> bins = best_fit([5, 8, 2, 5], capacity=10)
@@ -51,9 +48,8 @@ class Bins:
     """
 
     capacity: int
-    items: NDArray[np.int64]  # [P]
-    begins: NDArray[np.int64]  # [P]
-    lengths: NDArray[np.int64]  # [P]
+    items: NDArray[np.int64]  # [N]
+    lengths: NDArray[np.int64]  # [N]
     offsets: NDArray[np.int64]  # [B + 1]
 
     def __len__(self) -> int:
@@ -67,8 +63,7 @@ class Bins:
         """Counts, efficiency and lower bound."""
         tokens = int(self.lengths.sum())
         return BinsReport(
-            items=int(np.count_nonzero(self.begins == 0)),
-            pieces=len(self.items),
+            items=len(self.items),
             tokens=tokens,
             bins=len(self),
             lower_bound=lower_bound(self.lengths, self.capacity),
@@ -76,11 +71,11 @@ class Bins:
         )
 
 
-def check_lengths(lengths: Lengths, capacity: int, *, are_cut: bool = False) -> NDArray[np.int64]:
+def check_lengths(lengths: Lengths, capacity: int) -> NDArray[np.int64]:
     """The lengths as an array [N].
 
     ValueError: a capacity below 1; no lengths; lengths that are not whole numbers, are below 1, or exceed the capacity
-    (named with their index), unless they `are_cut`.
+    (named with their index).
     """
     if capacity < 1:
         raise ValueError(f"capacity must be at least 1, not {capacity}")
@@ -92,7 +87,7 @@ def check_lengths(lengths: Lengths, capacity: int, *, are_cut: bool = False) -> 
     if values.min() < 1:
         item = int(np.argmax(values < 1))
         raise ValueError(f"item {item} has length {values[item]}; a sequence to pack has at least one token")
-    if values.max() > capacity and not are_cut:
+    if values.max() > capacity:
         item = int(np.argmax(values > capacity))
         raise ValueError(f"item {item} has length {values[item]}, more than the capacity {capacity}")
     return values.astype(np.int64)
@@ -104,7 +99,7 @@ def bins_of(
     """Bins from placements in the order in which they were made: item `order[i]` went into bin `bin_of[i]`."""
     items = order[np.argsort(bin_of, kind="stable")]
     offsets = np.concatenate([[0], np.cumsum(np.bincount(bin_of, minlength=num_bins))]).astype(np.int64)
-    return Bins(capacity, items, np.zeros(len(items), np.int64), lengths[items], offsets)
+    return Bins(capacity, items, lengths[items], offsets)
 
 
 def longest_first(lengths: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:

@@ -32,12 +32,8 @@ def test_shares_of_added_sources() -> None:
     ("phases", "complaint"),
     [
         ([phase(1.0, stdlib_cod=1)], "no source named 'stdlib_cod', did you mean 'stdlib_code'"),
-        ([phase(1.0, stdlib_code=-1, b=1)], "weight of 'stdlib_code' is -1, must be 0 or more"),
         ([phase(1.0, stdlib_code=0, b=0)], "all weights are 0"),
-        ([phase(0.9, stdlib_code=1, b=1)], "end at 1.0"),
-        ([phase(1.0, stdlib_code=1, b=1)] * 2, "must rise"),
         ([phase(1.0, b=1)], "source 'stdlib_code' has no weight in any phase"),
-        ([], "end at 1.0"),
     ],
 )
 def test_bad_phases_are_refused(phases: list[Phase], complaint: str) -> None:

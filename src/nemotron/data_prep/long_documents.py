@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from nemotron.data_prep.chat.pack import write_rows
-from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.sources.documents import SPLITS, stable_hash
 from nemotron.data_prep.tokens.blend import Blend, SourceFiles, add_shares, empty_source, write_blend_file
 from nemotron.data_prep.tokens.encoding import plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter, token_dtype
@@ -30,7 +30,6 @@ SHARE = 0.2  # of the tokens of the phase
 LENGTH = 1024  # tokens of a document with its questions: 8 times the windows before (the paper's: 524,288, 64 times)
 ASKED_ABOUT = 768  # tokens at its beginning: without them nothing tells the answers
 MOST = 4  # questions about a text
-SPLITS: tuple[Literal["train", "valid", "test"], ...] = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)

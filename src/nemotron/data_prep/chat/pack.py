@@ -23,7 +23,8 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.bin_packing import Bins, BinsReport, best_fit, pack_lengths
 from nemotron.data_prep.chat.bin_packing.bins import check_lengths
 from nemotron.data_prep.chat.encoding import CONVERSATION_TOKENS, PACKED_SCHEMA, WEIGHTED_SCHEMA
-from nemotron.data_prep.chat.spool import SPLITS, SPOOLED, ChatWork
+from nemotron.data_prep.chat.spool import SPOOLED, ChatWork
+from nemotron.data_prep.sources.documents import SPLITS
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, freeze, publish_file, run_shards

@@ -36,7 +36,7 @@ from nemotron.data_prep.chat.loss_weights import (
     look_for_weights,
     loss_weight,
 )
-from nemotron.data_prep.sources.documents import Split, split_of, stable_hash
+from nemotron.data_prep.sources.documents import SPLITS, Split, split_of, stable_hash
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.planning import inputs_of, shares_of
 from nemotron.data_prep.sources.reader import pieces_of, read_piece, reject, where
@@ -51,7 +51,6 @@ from nemotron.kit.chat_records import normalize_tools, to_messages, unused_keys
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.record_fields import CONVERSATION, TEXT
 
-SPLITS = ("train", "valid", "test")
 SPOOLED = np.dtype(
     [
         ("length", "<i4"),

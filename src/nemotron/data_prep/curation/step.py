@@ -166,6 +166,11 @@ class Tally:
         self.bytes += other.bytes
 
 
+def excerpt(text: str) -> str:
+    """The beginning of a text in one line, for samples."""
+    return " ".join(text[: 4 * SAMPLE_CHARS].split())[:SAMPLE_CHARS]
+
+
 @dataclass
 class StepTable:
     """What a step read, kept and dropped, by reason, with some samples of each reason; mergeable in any order.
@@ -197,8 +202,7 @@ class StepTable:
             tally.add(document)
         else:
             tally.add_bytes(num_bytes)
-        excerpt = " ".join(document["text"][: 4 * SAMPLE_CHARS].split())[:SAMPLE_CHARS]
-        sample = {"id": str(document["id"]), "text": excerpt} | ({"detail": detail} if detail else {})
+        sample = {"id": str(document["id"]), "text": excerpt(document["text"])} | ({"detail": detail} if detail else {})
         self._add_samples(reason, [sample])
 
     def count_unread(self, reason: str, count: int, samples: Sequence[Mapping[str, str]]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from typing import Literal
+from typing import Literal, get_args
 
 Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2060\ufeff\ud800-\udfff]")
 # Entered at the first blank of a run only: from each of them, a run of n would take n * n / 2 steps.

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError, nearest
 from nemotron.data_prep.curation.step import StepTable, read_documents
-from nemotron.data_prep.sources.documents import stable_hash
+from nemotron.data_prep.sources.documents import SPLITS, stable_hash
 from nemotron.data_prep.tokens.encoding import plain_tokenizer
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter, token_dtype
 
@@ -66,7 +66,7 @@ class Blend(TypedDict):
 
 def empty_source() -> SourceFiles:
     """A source without a document."""
-    source: dict[str, Any] = {split: [] for split in ("train", "valid", "test")}
+    source: dict[str, Any] = {split: [] for split in SPLITS}
     source |= {f"{split}{count}": 0 for split in ("", "valid_", "test_") for count in ("tokens", "bytes", "documents")}
     return cast(SourceFiles, source)
 

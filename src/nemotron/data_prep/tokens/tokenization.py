@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.extraction import page_text
-from nemotron.data_prep.sources.documents import Split, split_of
+from nemotron.data_prep.sources.documents import SPLITS, split_of
 from nemotron.data_prep.sources.files import Piece
 from nemotron.data_prep.sources.planning import SourceWork
 from nemotron.data_prep.sources.reader import read_piece, reject, where
@@ -28,7 +28,6 @@ from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Receipt, Shard, ShardOutput, publish_file, run_shards
 from nemotron.kit.tables import aligned
 
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 _TRAIN = 0
 # Reasons of a skip, beside the reader's own.
 EMPTY_TEXT = "empty text"

@@ -20,11 +20,13 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemo_runspec.user_files import expanded
 from nemotron.data_prep.curation.step import StepTable
+from nemotron.data_prep.sources.documents import SPLITS
 from nemotron.data_prep.tokens.blend import BLEND_FILE
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, IndexHeader, read_header
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
 from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, restore
 from nemotron.kit.metrics import read_metrics
+from nemotron.kit.record_fields import TURNS
 from nemotron.kit.run import PUBLISHED_FILE, STATE_FILE, read_state
 from nemotron.kit.runs import is_locked
 from nemotron.recipes.tools.data_names import tokenizer_beside
@@ -34,7 +36,6 @@ READ_ALL_BYTES = 16 * 2**20  # stored bytes below which every record is read
 SAMPLE_FILES, SAMPLE_RECORDS = 16, 4096
 SAMPLE_ROW_GROUPS = 8
 SHOWN_CHARS = 240  # of a sample
-_CONVERSATIONS = ("messages", "conversations", "conversation")
 _TEXTS = ("text", "html", "content")
 _COUNTED = ("documents", "tokens", "bytes")
 _MIXTURE = ("source", "documents", "tokens", "requested", "realised", "drawn", "epochs", "repeats")
@@ -183,10 +184,7 @@ def _blend(path: Path, num_samples: int, tokenizer: Tokenizer | None) -> Report:
                 for name, weight in shares.items()
             )
         prefixes = [
-            path / name
-            for source in sources.values()
-            for split in ("train", "valid", "test")
-            for name in _as_list(source.get(split))
+            path / name for source in sources.values() for split in SPLITS for name in _as_list(source.get(split))
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path / BLEND_FILE}: not a blend ({type(error).__name__}: {error})") from error
@@ -349,7 +347,7 @@ class _Records:
         """Take one record in."""
         for name, value in record.items():
             self._types.setdefault(name, Counter())[_type_of(value)] += 1
-        messages = next((record[key] for key in _CONVERSATIONS if _are_messages(record.get(key))), None)
+        messages = next((record[key] for key in TURNS if _are_messages(record.get(key))), None)
         if messages is not None:
             parts = [(str(m.get("role", m.get("from"))), str(m.get("content", m.get("value")) or "")) for m in messages]
             self.turns.update(role for role, _ in parts)

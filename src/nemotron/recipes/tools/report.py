@@ -37,7 +37,8 @@ from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import format_lineage, iterate, walk
 from nemotron.kit.metrics import format_seconds, parse_metrics, read_metrics
 from nemotron.kit.run import METRICS_FILE, PHASES_FILE
-from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart, smooth
+from nemotron.recipes.tools.runs_plot import drawn
+from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart
 
 RECIPES = Path(__file__).resolve().parents[1]
 BEGIN_TURN, END_TURN = "<|im_start|>", "<|im_end|>"  # in the text of an answer that tools interrupt
@@ -146,10 +147,7 @@ def curves(records: Records) -> list[Markup]:
                 lines.setdefault(label, []).append((line["step"], value))
         series: list[Series] = []
         for label, points in lines.items():
-            if len(points) > 40:  # noisy from step to step: the running mean, and the points faintly behind it
-                series.append(Series(label, points, faint=True))
-                points = smooth(points)
-            series.append(Series(label, points))
+            series += drawn(label, points)
         if curve.get("trigram") and log:
             series += trigram_lines(records, (log[0]["step"], log[-1]["step"]))
         figures.append(line_chart(curve["title"], "optimiser step", curve["unit"], series))

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from nemotron.data_prep.curation.step import SAMPLE_CHARS, Document
+from nemotron.data_prep.curation.step import Document, excerpt
 from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
@@ -101,11 +101,6 @@ class Names:
         save_array(output, f"{shard}.ranks", np.array(self._ranks, dtype=np.uint8))
         keys = [xxhash.xxh3_64_intdigest(value) for value in self._ids]
         save_array(output, f"{shard}.keys", np.array(keys, dtype=np.uint64))
-
-
-def excerpt(text: str) -> str:
-    """The beginning of a text in one line, for samples."""
-    return " ".join(text[: 4 * SAMPLE_CHARS].split())[:SAMPLE_CHARS]
 
 
 @dataclass(frozen=True)

@@ -251,17 +251,15 @@ def run_main(fn: Callable[[], int | None], hint_for: Callable[[RunspecError], st
             if work_began and not debugging():  # hours in, whoever looks for the cause needs the place in the code
                 traceback.print_exception(error)
             report(error, f"{error.filename}: {error.strerror}")
-            _leave_exit_code(code)
-            return code
-        if isinstance(error, FileNotFoundError) and not work_began and _folder_is_gone():
+        elif isinstance(error, FileNotFoundError) and not work_began and _folder_is_gone():
+            code = REFUSED
             report(error, "the current folder has been removed", "cd to one that exists")
-            _leave_exit_code(REFUSED)
-            return REFUSED
-        if not _disk_full(error):
+        elif _disk_full(error):
+            code = FAILED
+            where = error.filename if isinstance(error, OSError) and error.filename else _fullest_folder()
+            report(error, f"no space left on device: {where}", "free some space; the same command goes on where it was")
+        else:
             raise
-        code = FAILED
-        where = error.filename if isinstance(error, OSError) and error.filename else _fullest_folder()
-        report(error, f"no space left on device: {where}", "free some space; the same command goes on where it was")
     finally:
         for number in unhandled:
             if signal.getsignal(number) is _end:  # not what `fn` has put there

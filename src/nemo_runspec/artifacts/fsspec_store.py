@@ -175,10 +175,8 @@ class FsspecStore:
 
     def check_sizes(self, version: StoredVersion) -> list[str]:
         """List the objects of the payload that are gone, or the sizes that differ; one listing, nothing is read."""
-        folder = self._at(version.name, version.version, PAYLOAD_DIR)
         with self._answering():
-            found = self.fs.find(folder, detail=True).items()
-        sizes = {str(path).split(f"{folder.lstrip('/')}/", 1)[-1]: int(info["size"]) for path, info in found}
+            sizes = self._sizes(version)
         where = self.location(version.name, version.version, PAYLOAD_DIR)
         problems = [f"{where}/{name}: no such object" for name in version.files if name not in sizes]
         return problems or size_problems(where, sum(sizes[name] for name in version.files), version)
@@ -196,13 +194,17 @@ class FsspecStore:
 
         with self._answering():
             problems = [line for line in _in_threads(problem, list(version.files)) if line]
-            folder = self._at(version.name, version.version, PAYLOAD_DIR)
-            stored = {str(path).split(f"{folder.lstrip('/')}/", 1)[-1] for path in self.fs.find(folder)}
-        extra = sorted(stored - set(version.files))
+            extra = sorted(self._sizes(version).keys() - version.files.keys())
         return problems + [
             f"{self.location(version.name, version.version, f'{PAYLOAD_DIR}/{name}')}: was not published with it"
             for name in extra
         ]
+
+    def _sizes(self, version: StoredVersion) -> dict[str, int]:
+        """Bytes of the payload's objects, by the names of the files."""
+        folder = self._at(version.name, version.version, PAYLOAD_DIR)
+        found = self.fs.find(folder, detail=True).items()
+        return {str(path).split(f"{folder.lstrip('/')}/", 1)[-1]: int(info["size"]) for path, info in found}
 
     def _at(self, name: str, number: int, file: str) -> str:
         return f"{self.path}/{name}/{number}/{file}"

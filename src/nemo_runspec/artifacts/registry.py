@@ -55,9 +55,12 @@ class Version(StoredVersion):
     def fetch(self, inside: str = "") -> Path:
         """Bring the payload, or what of it begins with `inside`, to this machine; the payload directory.
 
-        What is here already is neither fetched nor read again (see `Registry.resolve_verified` for that).
+        What is here already is neither fetched nor read again (see `Registry.resolve_verified` for that). Raises
+        UserError for an object that is missing or not what was published.
         """
-        self.registry.fetch(self, inside)
+        self.registry.store.fetch(self, inside)
+        if not inside:
+            self.registry.fetch_others(self)
         return self.path
 
     def run_file(self, name: str) -> str | None:
@@ -65,7 +68,17 @@ class Version(StoredVersion):
 
         UserError for a file that is not as it was published.
         """
-        return self.registry.run_file(self, name)
+        if name not in self.run_files:
+            return None
+        store, file = self.registry.store, f"{RUN_DIR}/{name}"
+        where = store.location(self.name, self.version, file)
+        try:
+            content = store.read(self.name, self.version, file)
+        except OSError as error:
+            raise unreadable(where, error) from None
+        if hashlib.sha256(content).hexdigest() != self.run_files[name]:
+            raise UserError(f"{where}: content differs from its sha256")
+        return content.decode()
 
     @property
     def digest(self) -> str:
@@ -146,7 +159,7 @@ class Registry:
         """
         version = self.resolve(ref)
         self._refuse(version, self.store.check_payload(version))
-        self._fetch_others(version)
+        self.fetch_others(version)
         return version
 
     def check_present(self, version: Version) -> None:
@@ -156,15 +169,6 @@ class Registry:
     def check_read(self, version: Version) -> None:
         """As `check_present`, and on this machine every byte is compared; behind a URL that takes fetching it."""
         self._refuse(version, self.store.check_sizes(version) if self.is_remote else self.store.check_payload(version))
-
-    def fetch(self, version: Version, inside: str = "") -> None:
-        """Bring a payload, or what of it begins with `inside`, to this machine; see `Version.fetch`.
-
-        Raises UserError for an object that is missing or not what was published.
-        """
-        self.store.fetch(version, inside)
-        if not inside:
-            self._fetch_others(version)
 
     def version_at(self, path: Path) -> Version:
         """The version in whose directory, under `local_root`, `path` lies; UserError when it lies in none."""
@@ -192,20 +196,6 @@ class Registry:
             except UserError as error:
                 problems.append(error.message)
         return problems
-
-    def run_file(self, version: Version, name: str) -> str | None:
-        """See `Version.run_file`."""
-        if name not in version.run_files:
-            return None
-        file = f"{RUN_DIR}/{name}"
-        where = self.store.location(version.name, version.version, file)
-        try:
-            content = self.store.read(version.name, version.version, file)
-        except OSError as error:
-            raise UserError(f"{where}: cannot be read: {error.strerror or error}") from None
-        if hashlib.sha256(content).hexdigest() != version.run_files[name]:
-            raise UserError(f"{where}: content differs from its sha256")
-        return content.decode()
 
     def remove(self, ref: str) -> None:
         """Remove the version `name:3`; its number is never given again. RunFailed where that is refused."""
@@ -355,7 +345,7 @@ class Registry:
         size = record["size_bytes"]
         return Version(name, number, directory, manifest.files, manifest.run_files, size, record, self)
 
-    def _fetch_others(self, version: Version) -> None:
+    def fetch_others(self, version: Version) -> None:
         """Fetch what the fields of a record name inside other payloads (the tokenizer that lies with the data, say).
 
         A whole other payload is fetched when somebody loads it: the data that a model was trained on may be large.

@@ -137,23 +137,19 @@ class _WandbFiles(AbstractFileSystem):
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         return {"name": path, "size": self._entry(path).size, "type": "file"}
 
-    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any) -> Any:
+    def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **_: Any) -> dict[str, Any]:
+        """With `detail=True`, which is all that is asked for."""
         artifact, inside = self._parts(path)
         folder = path.strip("/").removesuffix(inside)
-        found = {
+        return {
             f"{folder}{file}": {"size": entry.size}
             for file, entry in artifact.manifest.entries.items()
             if file.startswith(f"{inside}/")
         }
-        return found if options.get("detail") else list(found)
 
     def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         with tempfile.TemporaryDirectory(dir=Path(lpath).parent) as folder:
             Path(self._entry(rpath).download(root=folder, skip_cache=True)).replace(lpath)
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        with self.open(path) as stream:
-            return stream.read()[start:end]
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> IO[bytes]:
         with tempfile.TemporaryDirectory() as folder:  # the file lives until it is closed

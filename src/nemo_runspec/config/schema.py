@@ -116,17 +116,14 @@ def _load(path: Path, run: Callable[[ModuleType], Made]) -> Made:
     """What `run` makes in a new module for the file at `path`."""
     loaded_before = set(sys.modules)
     module = module_for(path)
-    name = module.__name__
     try:
         made = run(module)
-    except SyntaxError as error:
-        del sys.modules[name]
-        raise UserError(f"{shown(Path(error.filename or path))}:{error.lineno}: {error.msg}") from None
-    except UserError:
-        del sys.modules[name]
-        raise
     except Exception as error:
-        del sys.modules[name]
+        del sys.modules[module.__name__]
+        if isinstance(error, UserError):
+            raise
+        if isinstance(error, SyntaxError):
+            raise UserError(f"{shown(Path(error.filename or path))}:{error.lineno}: {error.msg}") from None
         raise UserError(
             f"{shown(path)} fails to load: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         ) from error

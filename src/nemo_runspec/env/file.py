@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -173,17 +173,13 @@ def check_executor(toml: TomlText, name: str, default: str | None) -> None:
                 continue
             at = f"{toml.where(part, key)}: [{part}] {key}: a key of executor {owner}"
             whose = f"[{name}] has executor {executor}" if named else f"[{name}] names no executor, so it is local"
-            near = nearest(key, EXECUTOR_KEYS[executor])
-            hint = f"did you mean {near}?" if near else f"keys of {executor}: {_listed(EXECUTOR_KEYS[executor])}"
+            what = f"keys of {executor}"
+            hint = did_you_mean(key, EXECUTOR_KEYS[executor], what) or f"{what}: none"
             raise UserError(f"{at}, and {whose}", hint if named else f'write executor = "{owner}"')
 
 
 def owner_of(key: str) -> str:
     return next((executor for executor, keys in EXECUTOR_KEYS.items() if key in keys), "")
-
-
-def _listed(keys: Iterable[str]) -> str:
-    return ", ".join(keys) or "none"
 
 
 def tool_table(name: str, rules: Mapping[str, Rule]) -> dict[str, Any] | None:

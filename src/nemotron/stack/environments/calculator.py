@@ -14,7 +14,7 @@ from typing import Any
 
 from nemotron.kit.chat import parse_tool_calls
 from nemotron.stack.environments import math
-from nemotron.stack.environments.task import Task, Verdict, answer_of
+from nemotron.stack.environments.task import Task, Verdict, answer_of, turns
 
 CALCULATOR: dict[str, Any] = {
     "name": math.CALCULATOR,
@@ -53,15 +53,8 @@ def call(name: str, arguments: dict[str, Any], offered: tuple[str, ...] = (math.
 
 def demonstration(task: Task, thinking: bool) -> list[dict[str, Any]]:
     """What follows a problem with the calculator: a call, its result, and the answer."""
-    arguments = {"expression": task.spec["expression"]}
-    turn = {"role": "assistant", "content": "", "tool_calls": [{"name": math.CALCULATOR, "arguments": arguments}]}
-    result = call(math.CALCULATOR, arguments)
-    final = {"role": "assistant", "content": task.solution.answer}
-    return [
-        turn | ({"reasoning_content": _THOUGHTS[0]} if thinking else {}),
-        {"role": "tool", "content": result},
-        final | ({"reasoning_content": _THOUGHTS[1]} if thinking else {}),
-    ]
+    only = {"name": math.CALCULATOR, "arguments": {"expression": task.spec["expression"]}}
+    return turns([only], lambda each: call(**each), task.solution.answer, _THOUGHTS if thinking else None)
 
 
 class CalculatorEpisode:

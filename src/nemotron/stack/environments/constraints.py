@@ -29,6 +29,7 @@ from itertools import pairwise
 from typing import Any
 
 from nemotron.kit.language import check_language, classify
+from nemotron.stack.environments.formats import refuse_constant
 
 _COMMAS, _FULL_STOPS, _EXCLAMATIONS = ",\u060c\u3001", ".\u3002", "!\u00a1"
 _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -434,13 +435,9 @@ def one_choice(text: str) -> bool:
 
 def is_json(text: str) -> bool:
     """The whole text is JSON, fenced or not."""
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
     fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text.strip(), re.DOTALL | re.IGNORECASE)
     try:
-        json.loads(fenced[1] if fenced else text, parse_constant=refuse)
+        json.loads(fenced[1] if fenced else text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True

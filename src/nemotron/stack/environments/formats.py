@@ -69,7 +69,7 @@ def read(text: str, form: Format) -> Any:
 
 def read_json(text: str) -> Any:
     """The JSON value; ValueError for one that Python's parser takes although it is none, or no single one."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=refuse_constant)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _refuse_constant(name: str) -> None:
-    """NaN and Infinity, which Python's parser accepts, are not JSON."""
+def refuse_constant(name: str) -> None:
+    """For `json.loads`, whose parser accepts NaN and Infinity: ValueError, as they are not JSON."""
     raise ValueError(f"{name} is not JSON")
 
 

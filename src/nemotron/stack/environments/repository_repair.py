@@ -29,16 +29,14 @@ from nemotron.kit.schemas.difficulty import RepairDifficulty
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import code_generation
 from nemotron.stack.environments.sandbox import Limits, program_slots, run_program
-from nemotron.stack.environments.task import Solution, Task, Verdict, answer_of
+from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, turns
 from nemotron.stack.environments.words import word_list
-from nemotron.stack.environments.workplace_assistant import Call, call_text
+from nemotron.stack.environments.workplace_assistant import BETWEEN_TURNS, FINAL_ANSWER, call_text
 
 FAMILY = "repository_repair"
-FINAL_ANSWER = "Done."
 PASSED, EDITED, _REFUSED = "passed", "edited", "Error: "
 LIMITS = Limits(wall_seconds=4.0, cpu_seconds=1, output_bytes=1 << 16)
 MAX_FILE_CHARS, MAX_SHOWN_CHARS = 2000, 400
-_BETWEEN_TURNS = "; "
 _MODULES = ("ops", "calc", "tools", "util")
 _FUNCTIONS = "fghk"
 # Expressions that are mistaken for each other.
@@ -115,9 +113,7 @@ def build(problem: Problem, difficulty: RepairDifficulty, rng: random.Random) ->
         "inputs": [json.dumps(argument) for argument in arguments],
         "outputs": [json.dumps(output) for output in outputs], "fn_name": name,
     }  # fmt: skip
-    solution = Solution(
-        _BETWEEN_TURNS.join(thoughts), "".join(map(call_text, calls)), "careful" if careful else "short"
-    )
+    solution = Solution(BETWEEN_TURNS.join(thoughts), "".join(map(call_text, calls)), "careful" if careful else "short")
     return Task(FAMILY, prompt, problem.canonical, spec, solution)
 
 
@@ -301,14 +297,8 @@ def demonstration(task: Task, thinking: bool) -> list[dict[str, Any]]:
     """What follows the request where it is carried out. The tests pass: no program is run to say so."""
     repository = Repository(task.spec, "bubblewrap")
     _, calls = parse_tool_calls(task.solution.answer, tools(task.spec))
-    *thoughts, last = task.solution.reasoning.split(_BETWEEN_TURNS)
-    messages: list[dict[str, Any]] = []
-    for call, thought in zip(calls, thoughts, strict=True):
-        turn: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
-        messages.append(turn | ({"reasoning_content": thought} if thinking else {}))
-        messages.append({"role": "tool", "content": PASSED if call["name"] == "run" else repository.call(call)})
-    final = {"role": "assistant", "content": FINAL_ANSWER}
-    return [*messages, final | ({"reasoning_content": last} if thinking else {})]
+    thoughts = task.solution.reasoning.split(BETWEEN_TURNS) if thinking else None
+    return turns(calls, lambda call: PASSED if call["name"] == "run" else repository.call(call), FINAL_ANSWER, thoughts)
 
 
 class RepairEpisode:

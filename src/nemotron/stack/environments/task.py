@@ -7,7 +7,7 @@ the same split for every seed, so no evaluation task can occur in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ import xxhash
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.kit.chat import THINK, check_messages, parse_response
 
+Call = dict[str, Any]  # of a tool: its name and arguments
 Split = Literal["train", "valid", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "eval")
 EVAL_PERCENT = 10
@@ -138,6 +139,23 @@ def partly(share: float, reason: str) -> Verdict:
 def error(reason: str) -> Verdict:
     """A response that could not be verified."""
     return Verdict("error", math.nan, reason)
+
+
+def turns(
+    calls: Sequence[Call], result_of: Callable[[Call], str], answer: str, thoughts: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    """The messages of a demonstration with tools: each call and its result, then the answer without a call.
+
+    `thoughts`: the reasoning before each of them; None: thinking is off.
+    """
+    messages: list[dict[str, Any]] = []
+    for call in calls:
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": result_of(call)})
+    messages.append({"role": "assistant", "content": answer})
+    for message, thought in zip(messages[::2], thoughts, strict=True) if thoughts is not None else ():
+        message["reasoning_content"] = thought
+    return messages
 
 
 def split_of(canonical: str) -> Split:

@@ -22,9 +22,10 @@ from nemotron.kit.chat import parse_tool_calls
 from nemotron.kit.schemas.difficulty import RepairStep, ToolComparisonDifficulty
 from nemotron.stack.environments import repository_repair
 from nemotron.stack.environments.call_comparison import CallOptions, StepOptions, compare_calls, compare_step
+from nemotron.stack.environments.formats import refuse_constant
 from nemotron.stack.environments.gym import canonical_of, conversation_of
-from nemotron.stack.environments.task import Solution, Task, Verdict, answer_of, partly, right, split_of, wrong
-from nemotron.stack.environments.workplace_assistant import Call, call_text
+from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, partly, right, split_of, wrong
+from nemotron.stack.environments.workplace_assistant import call_text
 
 FAMILY = "tool_comparison"
 ARGUMENTS, SWE_PIVOT = "single_step_tool_use_with_argument_comparison", "swe_pivot"
@@ -104,16 +105,12 @@ def _calls_of(action: Any) -> list[Any]:
 
 def _expected_call(call: Any) -> Call:
     try:
-        arguments = json.loads(call["arguments"], parse_constant=_refuse)
+        arguments = json.loads(call["arguments"], parse_constant=refuse_constant)
         if isinstance(call["name"], str) and isinstance(arguments, dict):
             return {"name": call["name"], "arguments": arguments}
     except (KeyError, TypeError, ValueError, RecursionError):
         pass
     raise UserError("expected_action has a call without a name and an object of arguments")
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _is_plain(call: Call) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from nemotron.kit.chat import parse_tool_calls
 from nemotron.kit.schemas.difficulty import WorkplaceDifficulty, WorkplaceKind
-from nemotron.stack.environments.task import Solution, Task, Verdict, answer_of, right, wrong
+from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, right, turns, wrong
 from nemotron.stack.environments.words import word_list
 from nemotron.stack.environments.workplace import (
     LISTS,
@@ -35,9 +35,8 @@ from nemotron.stack.environments.workplace import (
 
 FAMILY = "workplace_assistant"
 FINAL_ANSWER = "Done."
-Call = dict[str, Any]
 # A demonstration is one line of reasoning and one of calls, as of every family; turns follow from them.
-_BETWEEN_TURNS = "; "
+BETWEEN_TURNS = "; "
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ def build(problem: Problem, difficulty: WorkplaceDifficulty, rng: random.Random)
         "seed": problem.seed, "rows": difficulty.rows, "tools": offered,
         "optional_parameters": difficulty.optional_parameters, "calls": [write],
     }  # fmt: skip
-    solution = Solution(_BETWEEN_TURNS.join(reasoning), "".join(map(call_text, calls)))
+    solution = Solution(BETWEEN_TURNS.join(reasoning), "".join(map(call_text, calls)))
     return Task(FAMILY, prompt, problem.canonical, spec, solution)
 
 
@@ -188,14 +187,8 @@ def demonstration(task: Task, thinking: bool) -> list[dict[str, Any]]:
     """What follows the request where it is carried out: calls, their results, and an answer without a call."""
     workplace = open_workplace(task.spec)
     _, calls = parse_tool_calls(task.solution.answer, tools(task.spec))
-    *thoughts, last = task.solution.reasoning.split(_BETWEEN_TURNS)
-    messages: list[dict[str, Any]] = []
-    for call, thought in zip(calls, thoughts, strict=True):
-        turn: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
-        messages.append(turn | ({"reasoning_content": thought} if thinking else {}))
-        messages.append({"role": "tool", "content": workplace.call(call["name"], call["arguments"])})
-    final = {"role": "assistant", "content": FINAL_ANSWER}
-    return [*messages, final | ({"reasoning_content": last} if thinking else {})]
+    thoughts = task.solution.reasoning.split(BETWEEN_TURNS) if thinking else None
+    return turns(calls, lambda call: workplace.call(call["name"], call["arguments"]), FINAL_ANSWER, thoughts)
 
 
 class WorkplaceEpisode:

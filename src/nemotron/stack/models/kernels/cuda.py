@@ -1,15 +1,14 @@
 """The two hot parts of a Mamba-2 block: CUDA kernels where they are installed, plain PyTorch elsewhere.
 
 The kernels are those of the Mamba authors, `causal-conv1d` and `mamba-ssm`: optional, compiled for one version of torch
-and CUDA, and not needed on a CPU. Both ways compute the same function; `plain_torch()` forces the second.
+and CUDA, and not needed on a CPU. Both ways compute the same function.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,19 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemotron.stack.models.kernels.conv import CausalConv
-
-_forced_plain = False
-
-
-@contextlib.contextmanager
-def plain_torch() -> Iterator[None]:
-    """Inside this context no kernel is used: to compare with, or to debug."""
-    global _forced_plain
-    before, _forced_plain = _forced_plain, True
-    try:
-        yield
-    finally:
-        _forced_plain = before
 
 
 def causal_conv_silu(x_BLc: Tensor, weight_c1K: Tensor, bias_c: Tensor, seq_idx_BL: Tensor | None) -> Tensor:
@@ -64,8 +50,8 @@ def scan_kernel(x_BLHP: Tensor) -> Callable[..., tuple[Tensor, Tensor]] | None:
 
 
 def _kernel(module: str, function: str, x: Tensor) -> Callable[..., Any] | None:
-    """The kernel that may be used on `x`, None where it is not installed, switched off, or x is no CUDA tensor."""
-    if _forced_plain or _device_type(x) != "cuda" or x.dtype == torch.float64:
+    """The kernel that may be used on `x`, None where it is not installed, or x is no CUDA tensor."""
+    if _device_type(x) != "cuda" or x.dtype == torch.float64:
         return None
     return _imported(module, function)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.stack.models.config import NemotronHConfig
 
 PRESETS: dict[str, NemotronHConfig] = {
@@ -90,14 +89,3 @@ PRESETS["nano2-9b"] = replace(
     hidden_size=4480,
     intermediate_size=15680,
 )
-
-
-def preset(name: str) -> NemotronHConfig:
-    """The published model called `name`.
-
-    Raises:
-        UserError: unknown name; the hint is the nearest one.
-    """
-    if name not in PRESETS:
-        raise UserError(f"no preset '{name}'", did_you_mean(name, PRESETS, "presets"))
-    return PRESETS[name]

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nemo_runspec.errors import UserError
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.published.parameters import Parameters, count_mtp_parameters, count_parameters
-from nemotron.stack.models.published.presets import PRESETS, preset
+from nemotron.stack.models.published.presets import PRESETS
 
 SMALL = NemotronHConfig("M*E-EM", conv_kernel=3, moe_latent_size=24, num_nextn_predict_layers=1)
 MODELS = {**PRESETS, "small": SMALL, "small, M in MTP": dataclasses.replace(SMALL, mtp_hybrid_override_pattern="M-E*")}
@@ -108,16 +107,6 @@ def test_hugging_face_builds_the_same_size(name: str) -> None:
     with torch.device("meta"):
         model: nn.Module = transformers.NemotronHForCausalLM(reference)
     assert sum(p.numel() for p in model.parameters()) == count_parameters(config).total  # it has no MTP block
-
-
-def test_a_misspelt_preset_is_refused_with_the_nearest_name() -> None:
-    assert preset("nano2-9b") is PRESETS["nano2-9b"]
-    with pytest.raises(UserError, match="no preset 'nano3-30B'") as error:
-        preset("nano3-30B")
-    assert error.value.hint == "did you mean nano3-30b?"
-    with pytest.raises(UserError) as error:
-        preset("llama")
-    assert error.value.hint == f"presets: {', '.join(PRESETS)}"
 
 
 def test_presets_and_counts_need_no_torch() -> None:

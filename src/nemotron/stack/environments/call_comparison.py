@@ -123,7 +123,8 @@ def _same_text(expected: str, text: str, threshold: float) -> bool:
     words = expected.split()
     if expected == text or len(words) < 2:
         return expected == text
-    return SequenceMatcher(None, words, text.split(), autojunk=False).ratio() >= min(1.0, 2 * threshold)
+    matcher, least = SequenceMatcher(None, words, text.split(), autojunk=False), min(1.0, 2 * threshold)
+    return matcher.real_quick_ratio() >= least and matcher.ratio() >= least  # the first bounds it by the lengths alone
 
 
 def compare_step(expected: Call, calls: Sequence[Call], options: StepOptions) -> float:

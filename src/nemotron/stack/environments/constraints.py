@@ -33,7 +33,8 @@ from nemotron.kit.language import check_language, classify
 _COMMAS, _FULL_STOPS, _EXCLAMATIONS = ",\u060c\u3001", ".\u3002", "!\u00a1"
 _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Co|vs|etc|e\.g|i\.e|Ph\.D)|\b[A-Z])\.$")
-_SENTENCE_END = re.compile(r"[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
+# From the first mark on, and without going back: else a row of dots takes quadratic time.
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'\u201d\u2019)\]]*+(?=\s)")
 # Of a shorter text, the guess of its language is noise.
 _LETTERS_TO_TELL = 30
 
@@ -438,9 +439,9 @@ def is_json(text: str) -> bool:
     def refuse(name: str) -> None:
         raise ValueError(f"{name} is not JSON")
 
-    fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text.strip(), re.DOTALL | re.IGNORECASE)
+    fenced = re.fullmatch(r"```(?:json)?(.*)```", text.strip(), re.DOTALL | re.IGNORECASE)
     try:
-        json.loads(fenced[1] if fenced else text, parse_constant=refuse)
+        json.loads(fenced[1].strip() if fenced else text, parse_constant=refuse)
     except (ValueError, RecursionError):
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 import unicodedata
 from typing import Any
 
@@ -321,3 +322,18 @@ def test_no_false_pass_on_1000_adversarial_answers() -> None:
     pairs = _adversarial(random.Random(0))
     assert len(pairs) >= 1000
     assert [(spec, answer) for spec, answer in pairs if verify(task(spec), answer).status != "wrong"] == []
+
+
+@pytest.mark.parametrize(
+    ("constraint", "arguments", "text"),
+    [
+        ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"}, "." * 20_000),
+        ("detectable_format:json_format", {}, "```json" + "\n" * 2_000 + "x"),
+    ],
+)
+def test_what_a_model_repeats_without_end_is_checked_at_once(
+    constraint: str, arguments: dict[str, Any], text: str
+) -> None:
+    begin = time.process_time()
+    assert not follows(constraint, arguments, text)
+    assert time.process_time() - begin < 1

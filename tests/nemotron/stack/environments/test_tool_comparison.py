@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -223,6 +224,14 @@ def test_a_call_that_the_prompt_declares_is_no_fault_of_form() -> None:
     assert not dialogue.messages[0].invalid_tool_call
     verdict = dialogue.verdict()
     assert verdict is not None and verdict.status == "score"
+
+
+def test_a_text_of_many_equal_words_is_compared_at_once() -> None:
+    wanted = {"name": "say", "arguments": {"text": "the and cat " * 40}}
+    call = {"name": "say", "arguments": {"text": "cat and the " * 20_000}}
+    begin = time.process_time()
+    assert compare_calls([wanted], [call], CallOptions()) == 0
+    assert time.process_time() - begin < 1
 
 
 # --- Published records ------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ MAX_EDIT_CHARS = 500
 # Of a path what counts: directory and file. What is above differs between checkouts.
 _PATH_PARTS = 2
 _EDITED = ("old_str", "new_str")
+END_OF_FILE = -1  # as the last line of a view
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ def _same_text(expected: str, text: str, threshold: float) -> bool:
     words = expected.split()
     if expected == text or len(words) < 2:
         return expected == text
-    return SequenceMatcher(None, words, text.split(), autojunk=False).ratio() >= min(1.0, 2 * threshold)
+    matcher, least = SequenceMatcher(None, words, text.split(), autojunk=False), min(1.0, 2 * threshold)
+    return matcher.real_quick_ratio() >= least and matcher.ratio() >= least  # the first bounds it by the lengths alone
 
 
 def compare_step(expected: Call, calls: Sequence[Call], options: StepOptions) -> float:
@@ -157,8 +159,8 @@ def _same_argument(key: str, wanted: Any, given: Any) -> bool:
             return isinstance(given, str) and _last_parts(given) == _last_parts(str(wanted))
         case "command":
             return isinstance(given, str) and given.split()[:1] == str(wanted).split()[:1]
-        case "view_range":
-            return _covers(given, wanted)
+        case "view_range" if _is_range(wanted):
+            return _is_range(given) and _covers(given, wanted)
         case "old_str" | "new_str":
             return isinstance(given, str)
     return _same_value(wanted, given, 0.5)
@@ -168,12 +170,17 @@ def _last_parts(path: str) -> list[str]:
     return path.strip().strip("/").split("/")[-_PATH_PARTS:]
 
 
-def _covers(given: Any, wanted: Any) -> bool:
-    """Whether the lines of a view hold four fifths of those wanted; both are [first, last]."""
-    if not (isinstance(given, list) and len(given) == 2 and all(type(line) is int for line in given)):
-        return False
-    first, last = wanted
-    return min(last, given[1]) - max(first, given[0]) + 1 >= 0.8 * (last - first + 1)
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(line) is int for line in value)
+
+
+def _covers(given: list[int], wanted: list[int]) -> bool:
+    """Whether the lines of a view hold four fifths of those wanted; both are [first, last], -1 the file's last line."""
+    (first, last), (given_first, given_last) = wanted, given
+    if last == END_OF_FILE:  # how many lines there are is not known
+        return given_last == END_OF_FILE and given_first <= first
+    shared = (last if given_last == END_OF_FILE else min(last, given_last)) - max(first, given_first) + 1
+    return shared >= 0.8 * (last - first + 1)
 
 
 def _similarity(wanted: str, given: str) -> float:

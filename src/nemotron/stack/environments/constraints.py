@@ -34,7 +34,8 @@ from nemotron.stack.environments.formats import refuse_constant
 _COMMAS, _FULL_STOPS, _EXCLAMATIONS = ",\u060c\u3001", ".\u3002", "!\u00a1"
 _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Co|vs|etc|e\.g|i\.e|Ph\.D)|\b[A-Z])\.$")
-_SENTENCE_END = re.compile(r"[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
+# From the first mark on, and without going back: else a row of dots takes quadratic time.
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'\u201d\u2019)\]]*+(?=\s)")
 # Of a shorter text, the guess of its language is noise.
 _LETTERS_TO_TELL = 30
 
@@ -435,9 +436,9 @@ def one_choice(text: str) -> bool:
 
 def is_json(text: str) -> bool:
     """The whole text is JSON, fenced or not."""
-    fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text.strip(), re.DOTALL | re.IGNORECASE)
+    fenced = re.fullmatch(r"```(?:json)?(.*)```", text.strip(), re.DOTALL | re.IGNORECASE)
     try:
-        json.loads(fenced[1] if fenced else text, parse_constant=refuse_constant)
+        json.loads(fenced[1].strip() if fenced else text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return False
     return True

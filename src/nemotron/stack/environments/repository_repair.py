@@ -199,6 +199,8 @@ class Repository:
             return f"{_REFUSED}no tool is called {name}."
         if set(arguments) != set(_TOOLS[name]):
             return f"{_REFUSED}{name} takes {' and '.join(_TOOLS[name]) or 'nothing'}."
+        if not all(isinstance(value, str) for value in arguments.values()):  # which a list of calls can hold
+            return f"{_REFUSED}{' and '.join(_TOOLS[name])} must be text."
         if "path" in arguments and arguments["path"] not in self.files:
             return f"{_REFUSED}no such file; there are {' and '.join(self.files)}."
         match name:

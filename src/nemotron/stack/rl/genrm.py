@@ -26,8 +26,8 @@ DEFAULT_SCORE, DEFAULT_RANKING = 3.0, 3.5
 _DECODER = json.JSONDecoder()
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 _STYLE = (
-    re.compile(r"^\s*#{1,6}\s", re.MULTILINE),  # headers
-    re.compile(r"^\s*(?:[-*+]|\d+\.)\s", re.MULTILINE),  # items of lists
+    re.compile(r"^[^\S\n]*#{1,6}\s", re.MULTILINE),  # headers
+    re.compile(r"^[^\S\n]*(?:[-*+]|\d+\.)\s", re.MULTILINE),  # items of lists
     re.compile(r"\*\*[^*\n]+\*\*|__[^_\n]+__"),  # bold
     re.compile("[\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff\u2600-\u27bf\u2b00-\u2bff\u24c2]"),  # emoji
 )

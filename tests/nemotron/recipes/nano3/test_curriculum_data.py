@@ -189,6 +189,26 @@ def test_validation_and_final_evaluation_allow_as_many_errors_as_training(
         assert rlvr.validate(cfg, session, model, data)["valid_greedy"] == 8 / 9
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_final_evaluation_asks_as_training_did(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, thinking: bool
+) -> None:
+    rlvr = importlib.import_module("nemotron.recipes.nano3.stage2_rl.rlvr")
+    asked: list[bool] = []
+
+    def score(*_: Any, thinking: bool = True, **__: Any) -> None:
+        asked.append(thinking)
+        raise UserError("enough")
+
+    monkeypatch.setattr(rlvr, "train", lambda *_: None)
+    monkeypatch.setattr(rlvr, "publish_model", lambda *_, **__: None)
+    monkeypatch.setattr(rlvr, "score_tasks", score)
+    words = ["run.model=start", "run.data=prompts", "env.families={math: 1}", f"env.enable_thinking={thinking}"]
+    monkeypatch.setattr(sys, "argv", [str(rlvr.__file__), "--config", "smoke", *words])
+    assert run_main(rlvr.main, command_hint) == 2
+    assert asked == [thinking]
+
+
 def test_a_model_without_chat_template_is_refused(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
     Model(path=registry.resolve("start").path, num_steps=1).save("base")
     assert measure("run.model=base") == 2

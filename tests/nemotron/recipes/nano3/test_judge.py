@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +12,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nemo_runspec.errors import UserError
-from nemotron.recipes.nano3.stage2_rl.genrm import memory_needs, note_nothing_learned
+from nemo_runspec.errors import RunFailed, UserError
+from nemotron.recipes.nano3.stage2_rl.genrm import comparisons_of, memory_needs, note_nothing_learned
 from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig
 from nemotron.recipes.nano3.stage2_rl.rlhf import judged_families
 from nemotron.recipes.nano3.stage2_rl.rlhf_schema import RLHFConfig
 from nemotron.stack.environments import Solution, Task, generate_tasks
+from nemotron.stack.evaluation.scoring import Completion
 from nemotron.stack.models.published.presets import PRESETS
 from nemotron.stack.rl.prompts import PromptSource
 from nemotron.stack.training.distributed import ALONE
@@ -88,6 +91,28 @@ def test_a_step_without_a_usable_comparison_says_so(drawn: int, usable: int, not
     session: Any = SimpleNamespace(ranks=ALONE, progress=SimpleNamespace(note=noted.append))
     note_nothing_learned(session, 2, drawn, usable)
     assert noted == notes
+
+
+@pytest.mark.parametrize(("allowed", "stops"), [(0.1, True), (0.3, False)])
+def test_responses_that_cannot_be_verified_stop_the_run_where_they_are_too_many(allowed: float, stops: bool) -> None:
+    values = {
+        "policy": {"model_name": "m", "generation": {"max_new_tokens": 64}},
+        "grpo": {"max_error_rate": allowed}, "env": {"families": {"math": 1}}, "judge": {"responses_per_task": 2},
+    }  # fmt: skip
+    cfg = GenRMConfig.model_validate(MODEL | values)
+    tasks = generate_tasks("math", "train", 4, distinct=True)
+    tasks[0] = replace(tasks[0], spec={})
+
+    def answer(prompts: Sequence[str], **_: Any) -> list[Completion]:  # right, then wrong
+        both = [(task.solution.answer, "no") for task in tasks]
+        return [Completion(f"so</think>{text}", 1, 0.0, True) for pair in both for text in pair]
+
+    data: Any = SimpleNamespace(template="nano3")
+    if stops:
+        with pytest.raises(RunFailed, match=r"no verdict on 2 of 8 responses to compare, .*max_error_rate 0\.1"):
+            comparisons_of(cfg, answer, data, tasks, 0)
+    else:
+        assert len(comparisons_of(cfg, answer, data, tasks, 0)) == 3
 
 
 def test_where_no_family_was_drawn_and_evaluated_it_is_said_that_there_is_no_win_rate(

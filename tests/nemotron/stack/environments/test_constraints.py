@@ -321,3 +321,16 @@ def test_no_false_pass_on_1000_adversarial_answers() -> None:
     pairs = _adversarial(random.Random(0))
     assert len(pairs) >= 1000
     assert [(spec, answer) for spec, answer in pairs if verify(task(spec), answer).status != "wrong"] == []
+
+
+@pytest.mark.parametrize(
+    ("constraint", "arguments", "text"),
+    [
+        ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"}, "." * 500_000),
+        ("detectable_format:json_format", {}, "```json" + "\n" * 100_000 + "x"),
+    ],
+)
+def test_what_a_model_repeats_without_end_is_checked_in_linear_time(
+    constraint: str, arguments: dict[str, Any], text: str
+) -> None:
+    assert not follows(constraint, arguments, text)

@@ -237,6 +237,25 @@ def test_refusals_say_why_and_change_nothing() -> None:
         assert after == text
 
 
+def test_arguments_that_are_no_text_are_refused_and_no_error() -> None:
+    """Lists of calls, as Nano v2 writes them, can hold what the XML of Nemotron 3 cannot."""
+    viewed = next(task for task in TASKS if "view" in task.spec["tools"])
+    searched = next(task for task in TASKS if "grep" in task.spec["tools"])
+    path = viewed.spec["path"]
+    for task, name, arguments in [
+        (viewed, "view", {"path": ["a"]}),
+        (viewed, "view", {"path": {}}),
+        (viewed, "edit", {"path": path, "old_str": 1, "new_str": "x"}),
+        (viewed, "edit", {"path": path, "old_str": "def ", "new_str": None}),
+        (searched, "grep", {"pattern": 1}),
+    ]:
+        listed = f"<TOOLCALL>{json.dumps([{'name': name, 'arguments': arguments}])}</TOOLCALL>"
+        episode = open_episode(task, False)
+        assert episode is not None
+        results = episode.respond(listed)
+        assert results is not None and results[0]["content"] == f"Error: {' and '.join(arguments)} must be text."
+
+
 def _without_verdict(task: Task, *calls: dict[str, Any]) -> tuple[None, list[str]]:
     episode = open_episode(task, False)
     assert episode is not None

@@ -22,7 +22,7 @@ from nemotron.stack.environments import (
     to_messages,
     verify,
 )
-from nemotron.stack.environments.call_comparison import CallOptions, compare_calls
+from nemotron.stack.environments.call_comparison import CallOptions, StepOptions, compare_calls, compare_step
 from nemotron.stack.environments.gym import conversation_of, input_of
 from nemotron.stack.environments.tool_comparison import verify_calls
 from nemotron.stack.environments.workplace_assistant import call_text
@@ -225,6 +225,12 @@ def test_a_call_that_the_prompt_declares_is_no_fault_of_form() -> None:
     assert verdict is not None and verdict.status == "score"
 
 
+def test_a_text_of_many_equal_words_is_compared_at_once() -> None:
+    wanted = {"name": "say", "arguments": {"text": "the and cat " * 400}}
+    call = {"name": "say", "arguments": {"text": "cat and the " * 100_000}}
+    assert compare_calls([wanted], [call], CallOptions()) == 0
+
+
 # --- Published records ------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +264,28 @@ def test_a_published_record_is_a_task_with_its_conversation_and_its_tools() -> N
     assert verify(task, task.solution.answer).status == "score"
     again = {"responses_create_params": {"input": input_of(task.messages or []), "tools": [function]}}
     assert conversation_of(again) == (task.messages, [function])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "reward"),
+    [
+        ([10, -1], [10, -1], 1.0),  # -1: the last line of the file
+        ([10, -1], [1, -1], 1.0),
+        ([10, -1], None, 1.0),
+        ([10, -1], [11, -1], 0.0),
+        ([10, -1], [10, 400], 0.0),
+        ([10, 20], [12, -1], 1.0),
+        ([10, 20], [13, -1], 0.0),
+        ([10, 20], ["10", 20], 0.0),
+        ("[10, 20]", "[10, 20]", 1.0),  # as agents write it whose arguments are texts
+        ("[10, 20]", [10, 20], 0.0),
+    ],
+)
+def test_a_view_may_go_to_the_end_of_a_file(wanted: Any, given: Any, reward: float) -> None:
+    expected = {"name": "edit", "arguments": {"command": "view", "path": "/a/b.py", "view_range": wanted}}
+    ranged = {} if given is None else {"view_range": given}
+    call = {"name": "edit", "arguments": {"command": "view", "path": "/a/b.py", **ranged}}
+    assert compare_step(expected, [call], StepOptions()) == reward
 
 
 @pytest.mark.parametrize(

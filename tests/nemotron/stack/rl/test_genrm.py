@@ -212,3 +212,7 @@ def test_weights_add_up_to_nothing_and_favour_the_short() -> None:
         assert [w for w, length in zip(weights, lengths, strict=True) if not length] == [0.0] * lengths.count(0)
         ordered = [w for _, w in sorted((n, w) for n, w in zip(lengths, weights, strict=True) if n)]
         assert ordered == sorted(ordered, reverse=True)
+
+
+def test_the_style_of_many_empty_lines_is_known_at_once() -> None:
+    assert style_density("a" + "\n" * 500_000 + "# b\n - c") == pytest.approx(2 / 500_009)

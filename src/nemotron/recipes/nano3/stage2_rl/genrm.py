@@ -60,7 +60,7 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pi
 from nemotron.kit.chat import THINK, template_opens_reasoning
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import JudgeConfig
-from nemotron.stack.environments import Task, load_environments, verify_all
+from nemotron.stack.environments import Task, Verdict, load_environments, verify_all
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH, NemotronHConfig
@@ -342,7 +342,8 @@ def comparisons_of(
 ) -> list[tuple[Task, Task]]:
     """A comparison of responses to each task, in both orders (`first_comparison`).
 
-    Responses are those of the model as it was before it became a judge.
+    Responses are those of the model as it was before it became a judge. RunFailed where the verification of too many
+    failed (`check_verified`).
     """
     thinking, number = cfg.env.enable_thinking, cfg.judge.responses_per_task
     if not tasks:
@@ -352,6 +353,7 @@ def comparisons_of(
     repeated = [task for task in tasks for _ in range(number)]
     opened = template_opens_reasoning(data.template, thinking)
     verdicts = verify_all(repeated, [completion.text for completion in completions], opened, cfg.env.sandbox)
+    check_verified(cfg, verdicts)
     responses = [Response.of(f"{THINK}{c.text}" if opened else c.text) for c in completions]
     finished = [completion.finished for completion in completions]
     groups = [slice(start, start + number) for start in range(0, len(responses), number)]
@@ -360,6 +362,17 @@ def comparisons_of(
         for task, group in zip(tasks, groups, strict=True)
     ]
     return [pair for pair in pairs if pair is not None]
+
+
+def check_verified(cfg: GenRMConfig, verdicts: Sequence[Verdict]) -> None:
+    """RunFailed where too many verdicts are errors: responses without a verdict are compared with none."""
+    errors = [verdict.reason for verdict in verdicts if verdict.status == "error"]
+    if len(errors) > cfg.grpo.max_error_rate * len(verdicts):
+        raise RunFailed(
+            f"no verdict on {len(errors)} of {len(verdicts)} responses to compare, "
+            f"more than grpo.max_error_rate {cfg.grpo.max_error_rate:g} allows",
+            errors[0],
+        )
 
 
 def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task], step: int) -> Batch:

@@ -127,8 +127,9 @@ def main() -> None:
         )  # fmt: skip
         with session.run.phase("evaluate"):
             scores = score_tasks(
-                model, data.initial.path, cfg.evaluation, template=data.template, poll=session.stop.poll
-            )
+                model, data.initial.path, cfg.evaluation, template=data.template, thinking=cfg.env.enable_thinking,
+                poll=session.stop.poll,
+            )  # fmt: skip
             results = Results(metrics=scores).save()
     print_complete({"model": published, "results": results})
 

@@ -126,7 +126,9 @@ def choose(
     first[1:] = ordered[1:] != ordered[:-1]
     equal = np.bincount(sequences["source"][by_order[~first]], minlength=len(names)).tolist()
     by_order = by_order[first]
-    splits = {name: by_order[sequences["split"][by_order] == code] for code, name in enumerate(SPLITS)}
+    splits: dict[str, NDArray[np.int64]] = {
+        name: by_order[sequences["split"][by_order] == code] for code, name in enumerate(SPLITS)
+    }
     training = splits["train"]
     source_of = sequences["source"][training]
     available = np.bincount(source_of, sequences["length"][training], minlength=len(names)).astype(np.int64)

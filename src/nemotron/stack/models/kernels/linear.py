@@ -1,8 +1,8 @@
-"""Linear layers without bias, through oneDNN where that is faster: fp32 on x86 processors that are not Intel's.
+"""Linear layers without bias, through oneDNN where that is faster: fp32 on AMD's processors with AVX-512.
 
 PyTorch multiplies fp32 matrices with MKL, which does without AVX-512 on AMD processors; oneDNN, which is part of every
-x86 build, uses it on all. On Intel's processors, MKL is 1.1 to 1.6 times as fast at the sizes of small models
-(`benchmarks/linear.py` prints the ratio on this machine). oneDNN compiles a kernel for each new shape, a fraction of a
+x86 build, uses it on all. On Intel's processors, MKL is 1.1 to 1.6 times as fast at the sizes of small models, and 1.3
+times on one of AMD's without AVX-512 (`benchmarks/linear.py` prints the ratio on this machine). oneDNN compiles a kernel for each new shape, a fraction of a
 millisecond, so shapes that keep changing stay with MKL.
 """
 
@@ -24,7 +24,8 @@ HAS_ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # the operator that torch.compile emits for a linear layer
 )
 CPU_INFO = Path("/proc/cpuinfo")
-MKL_IS_FASTER = CPU_INFO.is_file() and "GenuineIntel" in CPU_INFO.read_text()
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+MKL_IS_FASTER = not HAS_AVX512 or (CPU_INFO.is_file() and "GenuineIntel" in CPU_INFO.read_text())
 # What a model with quantised activations does to an operand of a product: [..., K] -> [..., K].
 Rounding = Callable[[Tensor], Tensor]
 # Shapes that stay: a training batch is such a number of tokens, an odd prompt or a decoding step is not.

@@ -12,7 +12,7 @@ from nemo_runspec.config.resolve import config_to_ship
 from nemo_runspec.config.yaml_text import dump_yaml, shown
 from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec, recipe_name
-from nemo_runspec.secrets import public
+from nemo_runspec.secrets import public, without_login
 
 if TYPE_CHECKING:
     from nemo_runspec.job import Job
@@ -90,7 +90,7 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
 def where(spec: Runspec, env: Env) -> str:
     """Which machines a job of the profile gets, in one line."""
     if env.ray is not None:
-        return f"Ray at {env.ray}"
+        return f"Ray at {without_login(env.ray)}"
     if (slurm := env.slurm) is None:  # another launcher, whose keys only the command file knows
         return ", ".join([env.executor, *(f"{key} = {public(key, str(value))}" for key, value in env.table.items())])
     login = "here" if slurm.ssh is None else f"{slurm.ssh.user}@{slurm.ssh.host}"

@@ -15,7 +15,7 @@ from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, EXECU
 from nemo_runspec.env.roots import is_url, located_path, located_root, output_root
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Resources, Runspec
-from nemo_runspec.secrets import looks_secret
+from nemo_runspec.secrets import looks_secret, without_login
 from nemo_runspec.toml_text import TomlText
 from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
 
@@ -426,7 +426,7 @@ def _ray(settings: _Settings) -> str:
     server = os.environ.get(RAY_API_SERVER)
     if server and "address" not in settings.command_line:
         if not rule.allows(server):
-            raise UserError(f"{RAY_API_SERVER}={server}: must be {rule.text}")
+            raise UserError(f"{RAY_API_SERVER}={without_login(server)}: must be {rule.text}")
         return server
     address: str | None = settings.get("address")
     if address is None:

@@ -12,6 +12,8 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 
+_LOGIN = re.compile(r"://[^/@\s]*@")
+
 
 def looks_secret(name: str) -> bool:
     """Whether a variable of this name holds a secret, as far as a name can say."""
@@ -21,3 +23,8 @@ def looks_secret(name: str) -> bool:
 def public(name: str, value: object) -> str:
     """The value of the variable `name` as it may be shown: the value itself, or that it is hidden."""
     return HIDDEN if looks_secret(name) else str(value)
+
+
+def without_login(text: str) -> str:
+    """A text with `***` in the place of the user and password of each address in it."""
+    return _LOGIN.sub("://***@", text)

@@ -139,5 +139,5 @@ def digest(files: Iterable[str]) -> str | None:
             status = os.stat(name)  # noqa: PTH116
         except OSError:  # a link that leads nowhere, say: who reads it says what is wrong
             continue
-        state.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        state.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return state.hexdigest()[:16] if names else None

@@ -140,6 +140,7 @@ def test_inputs_are_pinned_where_the_registry_can_be_seen(project: Path, tmp_pat
 def test_where_a_job_runs_in_one_line(project: Path) -> None:
     spec = parse_runspec(project / "train.py")
     assert where(spec, parse_env("there", spec=spec)) == ("Slurm (me@login, partition batch): 2 nodes, 1 process each")
+    assert where(spec, Env(executor="ray", ray="http://me:canary@head:8265")) == "Ray at http://***@head:8265"
 
 
 def test_a_name_that_no_folder_may_have_becomes_one(project: Path) -> None:

@@ -111,6 +111,8 @@ def test_the_digest_is_over_names_sizes_and_times(folder: Path) -> None:
     (folder / "sub" / "nowhere.txt").symlink_to(folder / "missing")
     assert now() == seen[-1]  # who reads it says what is wrong
     assert digest([]) is None
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("")
+    assert now() not in (None, seen[-1])
 
 
 def test_what_is_not_looked_at_here(folder: Path) -> None:

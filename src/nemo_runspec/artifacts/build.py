@@ -87,6 +87,8 @@ def build_version(directory: Path, name: str, draft: Draft) -> None:
     full["size_bytes"] = sum((payload / file_name).stat().st_size for file_name in files)
     try:
         text = json.dumps({**full, **draft.record}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        if not _is_utf8(text):  # the name of a file that is not, which JSON can spell
+            text = json.dumps({**full, **draft.record}, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise UserError(f"the record of {name} is not JSON: {error}") from error
     if draft.run_files:
@@ -99,6 +101,14 @@ def build_version(directory: Path, name: str, draft: Draft) -> None:
     _write_synced(directory / MANIFEST_FILE, render_manifest(record_sha256, files, run_files).encode())
     for folder, _, _ in os.walk(directory):
         fsync_directory(Path(folder))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _link_and_hash(source: Path, target: Path) -> str:

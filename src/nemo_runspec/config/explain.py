@@ -16,6 +16,7 @@ from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, item_of, leaf_keys, optional_group
 from nemo_runspec.config.yaml_text import KeyPath, dotted, value_at
 from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.secrets import HIDDEN, looks_secret, without_login
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def unknown_key(path: KeyPath, group: type[BaseModel], loaded: LoadedConfig, schema: type[BaseModel]) -> UserError:
     """The error for a key that its `group` does not have."""
     value = value_at(loaded.data, path)
-    text = f" = {value!r}" if not isinstance(value, (dict, list)) else ""
+    text = "" if isinstance(value, (dict, list)) else f" = {_shown(value, hide=looks_secret(str(path[-1])))}"
     return UserError(f"{loaded.origin(path)}: unknown key {dotted(path)}{text}", _nearest_key(path, group, schema))
 
 
@@ -51,12 +52,22 @@ def first_fault(faults: list[Any], data: dict[str, Any], loaded: LoadedConfig, s
         reason = "unknown key"
     elif fault["type"] == "finite_number":
         reason = "must be a finite number"
-    text = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
+    # Where the name of a variable belongs that holds a secret, the secret itself may have been pasted.
+    name = str(path[-1])
+    text = _shown(value, hide=reason == "unknown key" or name.endswith("_env")) if looks_secret(name) else _shown(value)
     text = "" if isinstance(value, dict) else f" = {text}"
     hint = rule.hint
     if fault["type"] == "list_type" and isinstance(value, str) and _accepts_list_of(value, data, path, schema):
         hint = "; ".join(filter(None, [f"a list of one: {dotted(path)}=[{value}]", hint]))
     return UserError(f"{at}: {dotted(path)}{text}: {reason}{more}", hint)
+
+
+def _shown(value: Any, *, hide: bool = False) -> str:
+    """A value as errors show it, which may be kept in a log: without the user and password of an address."""
+    if hide and isinstance(value, str):
+        return HIDDEN
+    text = without_login(repr(value))
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _accepts_list_of(item: str, data: dict[str, Any], path: KeyPath, schema: type[BaseModel]) -> bool:
@@ -70,7 +81,7 @@ def _accepts_list_of(item: str, data: dict[str, Any], path: KeyPath, schema: typ
     except ValidationError as error:
         if any(data_path(corrected, fault["loc"])[: len(path)] == path for fault in error.errors()):
             return False
-    return not set(item) & set(",[]{}'\"#")
+    return not set(item) & set(",[]{}'\"#") and without_login(item) == item
 
 
 def data_path(data: Any, loc: tuple[str | int, ...]) -> KeyPath:

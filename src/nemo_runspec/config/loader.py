@@ -214,6 +214,8 @@ def _parse(text: str, where: str, fmt: str) -> tuple[Any, dict[KeyPath, str]]:
         return json.loads(text), {}
     except json.JSONDecodeError as error:
         raise UserError(f"{where}:{error.lineno}: malformed JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, nesting without end
+        raise UserError(f"{where}: malformed JSON: {error}") from None
 
 
 def merge(data: dict[str, Any], origins: dict[KeyPath, str], over: Any, over_origins: dict[KeyPath, str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from nemo_runspec.env.keys import EXECUTOR_KEYS, EXECUTORS, GENERAL, PROFILE, RESERVED, TOOL
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.rules import VARIABLE, Rule, near_choice, shown_value
-from nemo_runspec.secrets import looks_secret, public
+from nemo_runspec.secrets import looks_secret, public, without_login
 from nemo_runspec.toml_text import TomlText, read_toml
 from nemo_runspec.user_files import expanded
 from nemo_runspec.variables import ENV_FILE, TOOL_TABLES
@@ -122,7 +122,7 @@ def _check_key(toml: TomlText, path: tuple[str, ...], key: str, value: object, r
 
 def _fault(key: str, value: object, rule: Rule) -> str:
     # These three may hold a secret, pasted into the wrong place.
-    shown = "" if key in ("env", "secrets", "startup_commands") else f" = {shown_value(value)}"
+    shown = "" if key in ("env", "secrets", "startup_commands") else f" = {without_login(shown_value(value))}"
     return f"{key}{shown}: must be {rule.text}"
 
 

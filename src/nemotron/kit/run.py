@@ -322,8 +322,10 @@ def _take_over(run: Run, *, resume: bool) -> None:
     before = read_state(run.dir)
     run.resumed = resume or (before.get("state") == "running" and not starts_afresh())
     if not run.resumed and (run.dir / STATE_FILE).exists():
+        # Empty until all else is gone: what a kill leaves meanwhile is neither resumed nor taken for a new run's own.
+        os.truncate(run.dir / STATE_FILE, 0)
         for entry in run.dir.iterdir():
-            if entry.name in _KEPT or entry.suffix == ".log":
+            if entry.name in (*_KEPT, STATE_FILE) or entry.suffix == ".log":
                 continue
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     if not run.resumed:

@@ -94,6 +94,12 @@ def test_paths_in_fields_come_back_absolute_and_move_with_the_registry(registry,
     assert moved.verify("model") == []
 
 
+def test_a_record_may_name_a_file_whose_name_is_not_utf8(registry, payload):
+    sources = [{"name": "/data/caf\udce9.jsonl"}]
+    assert registry.publish("data", payload, {**RECORD, "sources": sources}).record["sources"] == sources
+    assert registry.verify("data") == []
+
+
 def test_every_single_flipped_byte_is_found(registry, payload):
     (payload / "train.bin").write_bytes(b"tokens" * 5)
     version = registry.publish("corpus", payload, RECORD)

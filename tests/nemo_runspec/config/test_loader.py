@@ -68,6 +68,9 @@ def test_plain_formats_keep_every_text_as_it_stands(write: Write, configs: Path)
     write("config/bad.json", '{"t": 1,\n oops}')
     with pytest.raises(UserError, match=r"config/bad\.json:2: malformed JSON"):
         load_config(configs, "bad", (), "json")
+    write("config/bad.json", f'{{"t": {"1" * 5000}}}')
+    with pytest.raises(UserError, match=r"config/bad\.json: malformed JSON: Exceeds the limit"):
+        load_config(configs, "bad", (), "json")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def test_the_result_is_an_instance_of_the_schema_class_with_every_default_visibl
         ("run.daat=x", "unknown key run.daat = 'x'", "did you mean run.data?"),
         ("run.outptu=x", "unknown key run.outptu = 'x'", "did you mean run.output?"),
         ("sources=[{name: a, wieght: 2}]", "unknown key sources.0.wieght = 2", "did you mean sources.0.weight?"),
+        ("train.api_key=canary", "unknown key train.api_key = (hidden)", None),
+        ("tags=https://me:canary@host/a", "tags = 'https://***@host/a': must be a list, each item a string", None),
         ("qqqqq=1", "unknown key qqqqq = 1", "known keys: run, train, optimizer"),
         ("train.train_iters=abc", "train.train_iters = 'abc': must be an integer from 1 to 1000", "optimiser steps"),
         ("train.train_iters=0", "train.train_iters = 0: must be an integer from 1 to 1000", "optimiser steps"),
@@ -93,6 +95,7 @@ def test_a_bad_key_or_value_names_what_is_allowed(override: str, message: str, h
     assert caught.value.message.startswith("command line: ")
     assert message in caught.value.message
     assert hint is None or hint in (caught.value.hint or "")
+    assert "canary" not in str(caught.value)
     assert "\n" not in caught.value.message + (caught.value.hint or "")
 
 

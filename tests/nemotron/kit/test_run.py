@@ -164,6 +164,27 @@ def test_a_stopped_run_resumes_and_a_finished_one_starts_afresh(script, raw):
         assert not any(third.output_dir.iterdir())
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_start_afresh_that_is_killed_leaves_nothing_to_go_on_with(script, raw, finished, monkeypatch):
+    run = opened(script)
+    for name in ("checkpoints", "adapters"):
+        (run.dir / name).mkdir()
+        (run.dir / name / "step-9").write_text("of the run before")
+    run.close(finished=finished)
+    entries = [run.dir / name for name in ("run.json", "checkpoints", "adapters")]
+
+    def killed(folder):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setenv("RUNSPEC_FRESH", "1")
+        patch.setattr("nemotron.kit.run.shutil.rmtree", killed)
+        patch.setattr(Path, "iterdir", lambda folder: iter(entries))  # which comes first is the file system's choice
+        opened(script)
+    with opened(script) as again:
+        assert not again.resumed and not list(again.dir.glob("*/step-9"))
+
+
 def test_an_unfinished_run_of_other_code_is_mentioned(script, raw, capsys):
     stopped = opened(script)
     stopped.close(finished=False)

@@ -142,7 +142,7 @@ class _Follower:
         """Say how the job ended, and return its exit code."""
         if details.status == "SUCCEEDED":
             return DONE
-        log = f"log: ray job logs --address {shlex.quote(self.job.address)} {self.job.id}"
+        log = f"log: ray job logs --address {shlex.quote(self.job.shown_address)} {self.job.id}"
         code: int | None = details.driver_exit_code
         if details.status == "STOPPED":
             code, how = FAILED, "was stopped by somebody else"

@@ -23,7 +23,7 @@ from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.installation import install_line
 from nemo_runspec.packaging import contents
 from nemo_runspec.profile import RAY_API_SERVER, Env
-from nemo_runspec.secrets import looks_secret
+from nemo_runspec.secrets import looks_secret, without_login
 from nemo_runspec.variables import JOB_DIR, RAY_ADDRESS
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class RayJob:
 
     id: str
     address: str
+
+    @property
+    def shown_address(self) -> str:
+        """The address as it may be printed."""
+        return without_login(self.address)
 
 
 def new_job_id(name: str) -> str:
@@ -68,7 +73,7 @@ def submission_text(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> st
     """All that `hand_over` would send, as text, with `<id>` for what is random in the job's id. Ray is not imported."""
     bundle = Path(str(runtime_env["working_dir"]))
     others = {key: value for key, value in runtime_env.items() if key != "working_dir"}
-    command = ["ray", "job", "submit", "--address", _address(env), "--submission-id", job_id]
+    command = ["ray", "job", "submit", "--address", without_login(_address(env)), "--submission-id", job_id]
     command += ["--working-dir", str(bundle), "--runtime-env-json", json.dumps(others), "--", *ENTRYPOINT.split()]
     text = "\n".join(
         [
@@ -107,13 +112,13 @@ def hand_over(env: Env, job_id: str, runtime_env: Mapping[str, Any]) -> RayJob:
         with _environment(RAY_RUNTIME_ENV_IGNORE_GITIGNORE="1", RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES=""):
             client.submit_job(entrypoint=ENTRYPOINT, submission_id=job_id, runtime_env=dict(runtime_env))
     except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"the Ray cluster at {address} refused the job: {reason(error)}") from error
+        raise UserError(f"the Ray cluster at {without_login(address)} refused the job: {reason(error)}") from error
     return RayJob(job_id, address)
 
 
 def how_to_follow(job: RayJob) -> str:
     """What `--batch` prints: the job's id, and Ray's own commands."""
-    ray = f"ray job {{}} --address {shlex.quote(job.address)} {job.id}"
+    ray = f"ray job {{}} --address {shlex.quote(job.shown_address)} {job.id}"
     return "\n".join(
         [
             f"job {job.id}",
@@ -143,7 +148,7 @@ def connect(address: str) -> JobSubmissionClient:
     try:  # Ray itself would wait without end for an address that answers nothing
         socket.create_connection((where.hostname or "", port), CONNECT_SECONDS).close()
     except OSError as error:
-        raise ConnectionError(f"nothing answers at {address}: {error.strerror or error}") from None
+        raise ConnectionError(f"nothing answers at {without_login(address)}: {error.strerror or error}") from None
     try:
         module = importlib.import_module("ray.job_submission")
         logging.getLogger("ray").setLevel(logging.ERROR)  # after the import, which sets it
@@ -153,7 +158,7 @@ def connect(address: str) -> JobSubmissionClient:
     except ImportError as error:
         raise UserError(f"executor ray: Ray does not import: {error}", install_line("ray")) from None
     except (RuntimeError, OSError, ValueError) as error:
-        raise ConnectionError(f"no Ray cluster takes jobs at {address}: {reason(error)}") from error
+        raise ConnectionError(f"no Ray cluster takes jobs at {without_login(address)}: {reason(error)}") from error
     return client
 
 
@@ -177,4 +182,5 @@ def _environment(**variables: str | None) -> Iterator[None]:
 
 def reason(error: object) -> str:
     """The first line that says something."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    lines = (line.strip() for line in without_login(str(error)).splitlines() if line.strip())
+    return next(lines, type(error).__name__)

@@ -40,6 +40,8 @@ def plan_extraction(files: Sequence[SourceFile], settings: Mapping[str, Any]) ->
             raise UserError(f"warc: {file.name} holds text, not pages", "name the WARC files alone, as in *.warc.gz")
         if file.compression == "zstd":
             raise UserError(f"warc: {file.name}: of compressed WARC files only *.gz are read", "decompress it: zstd -d")
+        if not name.isprintable() or "\\" in name:
+            raise UserError(f"warc: {file.name!r}: no artifact can hold a file of this name", "rename it")
         if name in shards:
             both = f"{shards[name].work.uri} and {file.uri}"
             raise UserError(f"warc: two files are called {name}: {both}", "documents are named after them: rename one")

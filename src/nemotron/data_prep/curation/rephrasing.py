@@ -200,7 +200,8 @@ def accept(style: Style, segment: str, answer: str, finish_reason: str | None, s
     text = answer.rpartition("</think>")[2].strip()
     if "<think>" in text:
         return None, "cut off"
-    text = _OPENING.sub("", text, count=1).strip()
+    if opening := _OPENING.match(text):
+        text = text[opening.end() :].strip()
     if text.startswith("```") and text.endswith("```") and text.count("```") == 2:
         text = text.split("\n", 1)[-1].removesuffix("```").strip()
     if not text:

@@ -18,7 +18,8 @@ _BLANK_LINES = re.compile(r"\n{4,}")
 
 def stable_hash(*parts: str) -> int:
     """64-bit hash of strings that is the same in every process and on every machine (Python's own is salted)."""
-    return int.from_bytes(hashlib.blake2b("\x00".join(parts).encode(), digest_size=8).digest(), "big")
+    data = "\x00".join(parts).encode("utf-8", "surrogatepass")  # ids have names of files, not all of them UTF-8
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
 def split_of(key: str, valid_fraction: float, seed: int, test_fraction: float = 0.0) -> Split:

@@ -14,7 +14,7 @@ from nemotron.data_prep.sources.ranges import BUGS, StoredObject, changed_error
 
 CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a public bucket",
-    "gs": "gcloud auth application-default login, or GOOGLE_APPLICATIONCREDENTIALS; FSSPEC_GS_TOKEN=anon for a public "
+    "gs": "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS; FSSPEC_GS_TOKEN=anon for a public "
     "bucket",
 }
 

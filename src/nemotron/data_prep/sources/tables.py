@@ -170,14 +170,26 @@ def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row |
 
 
 def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Times and decimals as the strings that JSON would hold: nanoseconds have no type in Python."""
+    """Times and decimals as the strings that JSON would hold, within lists and structs too: nanoseconds have no type in
+    Python."""
     columns = []
     for column in batch.columns:
-        kind = column.type
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
-            column = _checked(column.cast, pa.string())
-        columns.append(column)
+        kind = _json_type(column.type)
+        columns.append(column if kind == column.type else _checked(column.cast, kind))
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _json_type(kind: pa.DataType) -> pa.DataType:
+    """The type with strings in the place of times and decimals."""
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(i).with_type(_json_type(kind.field(i).type)) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_json_type(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_json_type(kind.value_type)))
+    return kind
 
 
 def _missing(names: Sequence[str], reading: Reading, rows: int) -> Bad | None:

@@ -37,6 +37,8 @@ def _check_address(location: str) -> str:
         raise ValueError(f"unknown kind of location {scheme}://; {known}")
     if scheme == "hf" and not _HUB_NAME.fullmatch(location):
         raise ValueError("write hf://ORGANISATION/DATASET, then :CONFIG, /SPLIT and @REVISION where wanted")
+    if scheme != "hf" and "@" in location.partition("://")[2].split("/", 1)[0]:
+        raise ValueError("no user or password in an address: it is kept in records; give them in the environment")
     return location
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +106,16 @@ def test_what_batch_prints() -> None:
         "  inspect  ray job status --address http://head:8265 a-b-1",
         "  cancel   ray job stop --address http://head:8265 a-b-1",
     ]
+
+
+def test_a_password_in_the_address_is_not_printed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_installed", lambda: True)
+    job = ray.RayJob("a-b-1", "http://me:canary@127.0.0.1:1")
+    assert "http://***@127.0.0.1:1" in ray.how_to_follow(job) and "canary" not in ray.how_to_follow(job)
+    env = replace(ENV, ray=job.address)
+    assert "canary" not in ray.submission_text(env, "a-b-1", ray.ray_runtime_env(env, "a-b-1", bundle, [], {}))
+    with pytest.raises(ConnectionError, match=r"^nothing answers at http://\*\*\*@127\.0\.0\.1:1: "):
+        ray.connect(job.address)
 
 
 def test_ray_that_is_not_installed_is_two_lines(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

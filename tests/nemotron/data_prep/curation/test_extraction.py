@@ -126,7 +126,10 @@ def test_a_fault_of_the_parser_costs_one_page(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-@pytest.mark.parametrize(("name", "message"), [("a.warc.wet.gz", "holds text"), ("a.warc.zst", "only \\*.gz are read")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a.warc.wet.gz", "holds text"), ("a.warc.zst", "only \\*.gz are read"), ("a\nb.warc", "of this name")],
+)
 def test_files_that_would_give_nothing_are_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(UserError, match=message):

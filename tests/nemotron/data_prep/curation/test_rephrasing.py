@@ -420,6 +420,10 @@ def test_questions_stand_below_their_text_and_openings_go() -> None:
         STYLES["distill"], TEXT, "Sure, here is a shorter version:\n\nHeaps are trees kept in lists.", "stop"
     )
     assert text == "Heaps are trees kept in lists."
+    answer = (
+        "Measure the size of heaps in nodes as follows:\nHeaps are trees. Here are two facts:\nThey are kept in lists."
+    )
+    assert accept(STYLES["distill"], TEXT, answer, "stop")[0] == answer
 
 
 @given(st.lists(st.lists(st.text("ab", min_size=1, max_size=3), max_size=12), max_size=12), st.integers(1, 9))

@@ -38,3 +38,4 @@ def test_split_of_is_stable_and_has_the_right_share() -> None:
         assert abs(splits.count(name) / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
     assert splits.count("valid") == [split_of(str(i), 0.1, 0) for i in range(20_000)].count("valid")
     assert stable_hash("a", "b") != stable_hash("ab")
+    assert stable_hash("caf\udce9.jsonl:1") != stable_hash("caf\udce8.jsonl:1")  # names of files, not UTF-8

@@ -97,13 +97,21 @@ def test_other_types_of_text_and_of_values(tmp_path: Path) -> None:
             "when": pa.array([1, 1_700_000_000_123_456_789], pa.timestamp("ns")),
             "day": pa.array([datetime.date(2024, 2, 29), None]),
             "price": pa.array([decimal.Decimal("1.50"), None]),
+            "calls": pa.array([[{"day": datetime.date(2024, 2, 29), "n": 1}], None]),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
     with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     found, _ = read(tmp_path)
-    first = {"text": "a", "large": "c", "when": "1970-01-01 00:00:00.000000001", "day": "2024-02-29", "price": "1.50"}
+    first: dict[str, object] = {
+        "text": "a",
+        "large": "c",
+        "when": "1970-01-01 00:00:00.000000001",
+        "day": "2024-02-29",
+        "price": "1.50",
+    }
+    first["calls"] = [{"day": "2024-02-29", "n": 1}]
     assert [found[0][1], found[2][1]] == [first] * 2
     assert found[1][1]["when"] == "2023-11-14 22:13:20.123456789"
     json.dumps(found)  # what was read can be written

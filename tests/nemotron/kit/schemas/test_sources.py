@@ -68,6 +68,8 @@ def test_changed_files_are_another_run_of_every_recipe(
         ("s4://bucket/x", r"unknown kind of location s4://; did you mean s3://\?"),
         ("ftp://host/x", "unknown kind of location ftp://"),
         ("hf://squad", "write hf://ORGANISATION/DATASET"),
+        ("https://me:canary@host/x.jsonl", "no user or password in an address"),
+        ("s3://key:canary@bucket/x", "no user or password in an address"),
     ],
 )
 def test_an_address_has_to_look_like_one(
@@ -75,7 +77,7 @@ def test_an_address_has_to_look_like_one(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         source.model_validate({"name": "a", "paths": [location]})
-    for good in ("s3://b/x", "https://h/x", "hf://org/set:part/train@main", "file:///x", "no/such/file"):
+    for good in ("s3://b/x", "https://h/x", "hf://org/set:part/train@main", "file:///x", "no/such/file", "s3://b/x@1"):
         source.model_validate({"name": "a", "paths": [good]})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -47,7 +48,8 @@ def test_a_users_folder_becomes_rows(tokenizer: Path, tmp_path: Path) -> None:
     (tmp_path / "chats" / "more").mkdir(parents=True)
     write_example(tmp_path / "chats" / "a.jsonl", 40, 1)
     write_example(tmp_path / "chats" / "more" / "b.jsonl", 20, 2)
-    (tmp_path / "chats" / "c.jsonl").write_text('{"messages": [{"role": "user", "content": "hm"}]}\n')
+    latin1 = os.fsdecode(b"caf\xe9.jsonl")  # a name that is not UTF-8
+    (tmp_path / "chats" / latin1).write_text('{"messages": [{"role": "user", "content": "hm"}]}\n')
     version = published(
         tmp_path,
         pack(tmp_path, *own(tokenizer, f"sources=[{tmp_path}/chats]", "splits.valid=0.2", "packing.file_tokens=3000")),
@@ -55,7 +57,7 @@ def test_a_users_folder_becomes_rows(tokenizer: Path, tmp_path: Path) -> None:
     fields, metrics = version.record["fields"], version.record["metrics"]
     outcomes = {row["outcome"]: row["conversations"] for row in metrics["curation"]}
     assert outcomes["read"] == 61 and outcomes["no assistant turn"] == 1
-    assert "c.jsonl:1" in metrics["samples"][0]["where"]
+    assert f"{latin1}:1" in metrics["samples"][0]["where"]
     counts = {
         split: sum(
             len(row["seq_start_id"])

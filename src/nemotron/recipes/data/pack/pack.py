@@ -244,7 +244,7 @@ def _source(name: str, files: list[SourceFile]) -> Source:
     """For the lineage: what was read of a source, by the versions of its files."""
     total = hashlib.sha256()
     for file in files:
-        total.update(f"{file.uri}\0{file.size}\0{file.version}\n".encode())
+        total.update(f"{file.uri}\0{file.size}\0{file.version}\n".encode("utf-8", "surrogatepass"))
     return Source(name=name, sha256=total.hexdigest(), detail=f"{len(files)} files, by name, size and version")
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from nemo_runspec.config import load_script_config
 from nemo_runspec.config.loader import load_config
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation import heuristics, rephrasing
 from nemotron.kit.schemas import curation
 from nemotron.kit.schemas.limits import LimitConfig
@@ -96,6 +98,13 @@ def test_misspelt_labels_are_refused() -> None:
 def test_an_address_with_a_secret_in_it_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         curation.EndpointConfig(base_url=url, model="m")
+
+
+def test_a_key_pasted_where_its_name_belongs_is_not_repeated() -> None:
+    script = Path(schema.__file__).parent / "rephrase.py"
+    with pytest.raises(UserError, match=r"endpoint\.api_key_env = \(hidden\): must be") as caught:
+        load_script_config(script, ["--config", "tiny", "endpoint.api_key_env=sk-canary"])
+    assert "canary" not in str(caught.value)
 
 
 def test_good_addresses() -> None:

@@ -2,8 +2,8 @@
 
 PyTorch multiplies fp32 matrices with MKL, which does without AVX-512 on AMD processors; oneDNN, which is part of every
 x86 build, uses it on all. On Intel's processors, MKL is 1.1 to 1.6 times as fast at the sizes of small models, and 1.3
-times on one of AMD's without AVX-512 (`benchmarks/linear.py` prints the ratio on this machine). oneDNN compiles a kernel for each new shape, a fraction of a
-millisecond, so shapes that keep changing stay with MKL.
+times on one of AMD's without AVX-512 (`benchmarks/linear.py` prints the ratio on this machine). oneDNN compiles a
+kernel for each new shape, a fraction of a millisecond, so shapes that keep changing stay with MKL.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def test_a_rollout_longer_than_a_row_is_refused() -> None:
     assert pack_rollouts([rollout(0, [1] * 4, [2] * 5)], [[0.0] * 5], 8, 1) == []  # one that is left out may be
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
 def test_logprobs_and_gradient_are_those_of_separate_rollouts(
     small_model: Callable[..., NemotronH], dtype: torch.dtype, tolerance: float
 ) -> None:

@@ -165,8 +165,8 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     tokens = cfg.train.micro_batch_size * data.pack.seq_len
     config, lora, sharded = load_config(data.base.path), cfg.peft.peft_scheme == "lora", cfg.dist.use_torch_fsdp2
     adapters = count_lora_parameters(config, cfg.peft) if lora else None
-    # Where products are bf16 anyway, frozen weights keep the dtype of their file: bf16 takes half the memory. Among them
-    # are the embeddings, so the residual stream is bf16, too. FSDP2 wants one dtype.
+    # Where products are bf16 anyway, frozen weights keep the dtype of their file: bf16 takes half the memory. The
+    # embeddings are frozen, so the residual stream is bf16, too. FSDP2 wants one dtype.
     as_stored = lora and session.bf16 and not sharded
     needs = Needs(
         config, tokens, cfg.model, sharded=sharded, best_weights=True, trained=adapters,

@@ -91,8 +91,8 @@ def attend(q_BALX: Tensor, k_BJLX: Tensor, v_BJLX: Tensor, mask: Tensor | None) 
     q, k, v = (t.to(attention_dtype(t.dtype, t.device)) for t in (q_BALX, k_BJLX, v_BJLX))
     shares_keys = not (k.device.type == "cuda" and (mask is not None or k.dtype == torch.float32))
     if not shares_keys:
-        # FlashAttention takes neither; memory-efficient attention does, but shares no keys among heads. Without either
-        # all scores would be in memory.
+        # FlashAttention takes no mask and no fp32. Memory-efficient attention takes both, but each query head needs
+        # keys and values of its own. Without either kernel all scores would be in memory.
         copies = q.shape[1] // k.shape[1]
         k, v = (t.unsqueeze(2).expand(-1, -1, copies, -1, -1).flatten(1, 2) for t in (k, v))
     with torch.autocast("cpu", enabled=False), without_cudnn(k.device):

@@ -7,7 +7,7 @@ Per head, with scalar decay a_t = exp(dt_t A) and state h of shape [P, N]:
 `ssd.py` computes it for whole sequences, `decoding/` token by token.
 
 Shapes: B batch, L length, D hidden, H heads, P head_dim, I = H P inner width, G groups (B and C are shared by H/G
-heads, like keys in GQA), N state size, K conv width, c conv channels.
+heads, like keys in GQA), N state size, K conv width, c conv channels; E early tokens, as in `shared_prompt.py`.
 
 The convolution with its SiLU is in `kernels/cuda.py`: plain PyTorch, or the authors' CUDA kernels where they are
 installed, which then take the place of the scan, too. Next: `ssd.py`.
@@ -33,9 +33,9 @@ from nemotron.stack.models.ssd import ssd_chunk_scan
 class MambaCache:
     """What decoding needs of the tokens so far: the states of the convolution and of the recurrence.
 
-    conv: the last conv_kernel - 1 inputs of the convolution, oldest first, each [B, conv]; a step drops one and appends
-    one, so no input is ever moved. ssm: fp32 [B, G, N, I/G], state size N and inner width I of a group: in this order,
-    what a step reads from it, C h, is a row vector times a matrix; BLAS takes ten times longer the other way round.
+    conv: the last K - 1 inputs of the convolution, oldest first, each [B, c]; a step drops one and appends one, so no
+    input is ever moved. ssm: fp32 [B, G, N, I/G]: in this order, what a step reads from it, C h, is a row vector times
+    a matrix; BLAS takes ten times longer the other way round.
     """
 
     conv: list[Tensor]

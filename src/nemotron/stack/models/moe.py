@@ -5,7 +5,7 @@ bias is added for the *choice* of the top-k only; the weights are the unbiased s
 and scaled. After each optimiser step the bias of under-loaded experts rises and that of over-loaded ones falls.
 
 Shapes: T tokens, D hidden, E experts, K experts a token, F expert width, R = T K choices. The experts' products and
-their gradient stand in `kernels/experts.py`. Next: `block.py`.
+their gradient stand in `kernels/experts.py`. Next: `shared_prompt.py`.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ class MoE(nn.Module):
             self.fc2_latent_proj = Linear(config.moe_latent_size, config.hidden_size)
 
     def forward(self, x_BLD: Tensor, counts_BL: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns the output [B, L, D] and the sequence-level load-balancing loss (scalar, fp32, 1.0 when balanced).
+        """Returns the output [B, L, D] and the sequence-level load-balancing loss: scalar, fp32, 1 when balanced.
 
-        `counts_BL`: how often each token counts in that loss, and in the load of the experts, by which their bias
-        moves; None: once.
+        Outside training that loss is 0. `counts_BL`: how often each token counts in it, and in the load of the experts,
+        by which their bias moves; None: once.
         """
         x_TD = x_BLD.flatten(0, 1)
         weights_TK, chosen_TK, scores_TE = self.gate(x_TD, None if counts_BL is None else counts_BL.flatten())

@@ -8,7 +8,7 @@ The trunk's output h_t (after the final norm) predicts token t+1. Depth k = 1, 2
 and the shared output head reads h^k. The block's weights are the same at every depth (`mtp_use_repeated_layer` in
 Megatron-Core), so at inference it can be applied more often than training did (see `decoding/speculative.py`).
 
-Shapes: B batch, L length, D hidden. Next: `nemotron_h.py`.
+Shapes: B batch, L length, D hidden, N steps of a draft, T = L - shift positions. Next: `nemotron_h.py`.
 """
 
 from __future__ import annotations

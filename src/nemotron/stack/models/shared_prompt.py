@@ -6,8 +6,9 @@ mask (`packing_mask`). A Mamba-2 block keeps the documents of a row apart as alw
 continuations: the convolution of their first tokens reaches back into it, and the recurrence is linear, so the state of
 a continuation is the one from zero plus the prompt's last state, decayed.
 
-Shapes: B batch, L length, K conv width, E early tokens: those whose convolution reaches back. R continuations of all
-rows, M tokens of the longest with its prompt. Others as in `ssd.py`.
+Shapes: B batch, L length, c conv channels, K conv width, E early tokens: those whose convolution reaches back;
+i inner width of a group. R continuations of all rows, M tokens of the longest with its prompt. x any further
+dimensions. Others as in `ssd.py`. Next: `block.py`.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class SharedPrompts:
 
     def early_inputs(self, x_BLc: Tensor) -> Tensor:
         """What the convolution reads at the early tokens, [E, K, c], zero before the prompt."""
-        row_EK = self.rows_E.unsqueeze(-1) * x_BLc.shape[1] + self.window_EK.clamp(min=0)
+        place_EK = self.rows_E.unsqueeze(-1) * x_BLc.shape[1] + self.window_EK.clamp(min=0)  # in all rows, joined
         # The continuations of a prompt read the same tokens. Their gradients are added up in one order, by one thread;
         # behind x_BLc[rows, tokens] several would add as they come, with other last bits every time.
-        inputs_Rc = x_BLc.flatten(0, 1).index_select(0, row_EK.flatten())
-        return inputs_Rc.view(*row_EK.shape, -1) * (self.window_EK >= 0).unsqueeze(-1)
+        inputs_EKc = x_BLc.flatten(0, 1).index_select(0, place_EK.flatten()).view(*place_EK.shape, -1)
+        return inputs_EKc * (self.window_EK >= 0).unsqueeze(-1)
 
     def read_states(self, x_BLHP: Tensor, dt_BLH: Tensor, A_H: Tensor, B_BLGN: Tensor, C_BLGN: Tensor) -> Tensor:
         """What each token of a continuation reads of its prompt's last state S, [B, L, H, P] in fp32 or wider:

@@ -1,6 +1,6 @@
 """The scan of Mamba-2 in its matmul form: state-space duality (Dao & Gu 2024, "Transformers are SSMs", section 6).
 
-Per head, with log-decay l_t = dt_t A and state h of shape [N, P]:
+Per head, with log-decay l_t = dt_t A and state h of shape [N, P], the transpose of that in `mamba2.py`:
 
     h_t = exp(l_t) h_{t-1} + dt_t B_t x_t^T          y_t = C_t h_t
 

@@ -15,9 +15,10 @@ def group_advantages(
 
     With `leave_one_out` both are those of the *other* completions of the prompt, as in NeMo-RL: a baseline without the
     completion itself keeps the policy gradient unbiased (Kool et al. 2019; Ahmadian et al. 2024, RLOO). Without it they
-    are those of the whole group (GRPO, Shao et al. 2024, equation 3). The standard deviation (n - 1) divides only where
-    it is above 0: the one right completion of sixteen has advantage 1, since the rewards of the others are all equal,
-    and with two completions there is nothing to divide by. Rewards that are all equal give 0: no gradient.
+    are those of the whole group (GRPO, Shao et al. 2024, section 4.1.2). The standard deviation (n - 1) divides only
+    where it is above 0. With `leave_one_out`, therefore, the one right completion of sixteen has advantage 1, since the
+    rewards of the others are all equal, and of two completions neither is divided. Rewards that are all equal give 0:
+    no gradient.
 
     Args:
         rewards_PN: float [P, N].

@@ -77,7 +77,7 @@ def draw_call(
     settings: RolloutSettings,
     poll: Callable[[], None] = lambda: None,
 ) -> Drawn:
-    """N completions of each prompt, sampled from `model` at temperature 1, and their rewards.
+    """`samples_per_prompt` completions of each prompt, sampled from `model` at temperature 1, and their rewards.
 
     An answer that could not be verified has None, which is no zero: it is left out of baseline and loss, and counted.
     """

@@ -1,6 +1,9 @@
 """What a step of GRPO does with completions that have their rewards, whatever gave these: one update, and its records.
 
 The loop is the script's: what it draws, and what it rewards.
+
+Shapes: P prompts, N completions a prompt, R completions that may count in the loss, S those of a micro-batch, T their
+sampled tokens, K depths of multi-token prediction.
 """
 
 from __future__ import annotations
@@ -120,8 +123,8 @@ def update(
     for micro in pack_rollouts(
         [rollout for rollout, _ in counted],
         [advantage for _, advantage in counted],
-        cfg.policy.max_total_sequence_length,
-        cfg.policy.train_micro_batch_size,
+        policy.max_total_sequence_length,
+        policy.train_micro_batch_size,
         # With a KL term or multi-token prediction every completion has a gradient.
         keep_zero_advantage=reference is not None or policy.mtp_num_layers > 0,
     ):
@@ -145,7 +148,7 @@ def update(
         loss = grpo_loss(logp_T, old_T, generator_T, advantages_T, cfg.loss_fn, reference_T)
         total = loss.loss
         if mtp_logits:
-            sums_K, counts_K = micro.mtp_loss(mtp_logits, kept_T)  # K depths
+            sums_K, counts_K = micro.mtp_loss(mtp_logits, kept_T)
             total = total + policy.mtp_loss_scaling_factor * sums_K.mean()
             record.add_mtp(sums_K, counts_K)
         total.backward()

@@ -21,8 +21,8 @@ class PolicyLoss:
     """`loss` is a sum over tokens: the caller divides by the number of loss tokens of the whole global batch.
 
     The others are of each token, without gradient. ratio_T, clamped_T: its probability over that under the old policy,
-    before and after the clip. importance_T: its weight. out_of_bounds_T: whether that was clamped or set to 0. kl_T:
-    the KL term without its factor.
+    before and after the clip. importance_T, out_of_bounds_T: of `importance_weights`. kl_T: the KL term without its
+    factor.
     """
 
     loss: Tensor
@@ -77,7 +77,7 @@ def importance_weights(logp_old_T: Tensor, logp_generator_T: Tensor, cfg: Clippe
 
     The tokens were drawn by the generator, whose numerics may differ from the trainer's. `tis` clamps the weight
     (truncated importance sampling); `icepop` sets it to 0 (masked importance sampling: Nemotron 3 Nano, arXiv
-    2512.20848, section 3.2). A token that the generator held impossible has weight 0.
+    2512.20848, section 3.2). A token that the generator held impossible has weight 0, or the lower bound of `tis`.
     """
     weight_T = torch.exp(logp_old_T - logp_generator_T).detach()
     low, high = cfg.truncated_importance_sampling_ratio_min, cfg.truncated_importance_sampling_ratio
@@ -99,8 +99,8 @@ def kl_to_reference(
 
     The gradient of an expectation over tokens that the policy draws is not the expectation of the gradient: the weight
     adds what is missing, KL times the gradient of logp (arXiv 2506.09477). With `use_on_policy_kl_approximation` it is
-    exp(logp - logp_generator), which also corrects for the generator, else exp(logp - logp), whose value is 1. Where
-    the difference of the two log-probabilities is clamped there is no gradient at all.
+    exp(logp - logp_generator), which also corrects for the generator, else exp(logp - sg logp): its value is 1, and sg
+    lets no gradient through. Where logp_reference - logp is clamped there is no gradient at all.
     """
     from_T = logp_generator_T if cfg.use_on_policy_kl_approximation else logp_T.detach()
     weight_T = torch.exp(logp_T - from_T).nan_to_num(nan=0.0, posinf=0.0)

@@ -295,7 +295,7 @@ def _micro_batch(
     predicts = torch.zeros(len(rows), width, dtype=torch.bool)
     targets: list[int] = []
     logprobs: list[float] = []
-    weights: list[float] = []
+    sampled_advantages: list[float] = []
     for b, row in enumerate(rows):
         *prompt, last = rollouts[row[0]].prompt_ids
         input_ids[b, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
@@ -308,7 +308,7 @@ def _micro_batch(
             predicts[b, here] = torch.tensor(is_sampled)
             targets += compress(rollout.completion_ids, is_sampled)
             logprobs += rollout.logprobs
-            weights += compress(advantages[index], is_sampled)
+            sampled_advantages += compress(advantages[index], is_sampled)
             start = here.stop
         seq_idx[b, start:] = -1
     packed = [i for row in rows for i in row]
@@ -318,7 +318,7 @@ def _micro_batch(
         predicts,
         torch.tensor(targets),
         torch.tensor(logprobs),
-        torch.tensor(weights),
+        torch.tensor(sampled_advantages),
         packed,
         [len(rollouts[i].logprobs) for i in packed],
     )

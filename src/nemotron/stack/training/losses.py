@@ -1,6 +1,6 @@
 """Next-token losses. Every function says what it divides by; logits are lifted to fp32 first.
 
-Shapes: B sequences, L positions, V vocabulary.
+Shapes: B sequences, L positions, V vocabulary, T trained tokens, K depths of multi-token prediction.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def selected_loss_sum(
 ) -> torch.Tensor:
     """Sum in nats over the T trained tokens, an fp32 scalar; logits of those positions only (`forward(select_BL=…)`).
 
-    With `weights_T` each token's loss is multiplied by its weight, and the sum of weights takes the place of the number
-    of tokens below: weight 2 is the token twice. Integers (a mask, all 1 here) are no weights.
-
     The caller divides by the number of trained tokens of the whole GLOBAL batch, over all micro-batches and ranks
     (`calculate_per_token_loss` of Megatron-Bridge): every assistant token then weighs the same, however tokens are
     spread over sequences. Averaging per micro-batch instead would favour tokens of sparsely trained ones.
+
+    With `weights_T`, floats, each token's loss is multiplied by its weight, and the caller divides by the sum of
+    weights: weight 2 is the token twice. Integers are a mask, which is 1 at every token selected, and change nothing.
     """
     if weights_T is None or not weights_T.is_floating_point():
         return F.cross_entropy(at_least_fp32(logits_TV), labels_T, reduction="sum")
@@ -49,11 +49,11 @@ def mtp_loss_sums(
     seq_idx_BL: torch.Tensor | None = None,
     select_BL: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multi-token prediction: sum in nats and number of trained tokens of each depth, two fp32 tensors [depths].
+    """Multi-token prediction: sum in nats and number of trained tokens of each depth, two fp32 tensors [K].
 
     Depth k at position t is scored on the label of position t+k, where that position is in the same document and
-    selected. The loss is `weight` times the mean over depths of sum / count, the counts taken over the whole GLOBAL
-    batch as in `selected_loss_sum` (Nemotron 3 Super: weight 0.3).
+    selected. The loss is `mtp_loss_scaling_factor` (Nemotron 3 Super: 0.3) times the mean over depths of sum / count,
+    the counts taken over the whole GLOBAL batch as in `selected_loss_sum`.
 
     Args:
         mtp_logits: `NemotronHOutput.mtp_logits`: [B, L, V] a depth, or [selected of that depth, V] with `select_BL`.
@@ -73,8 +73,11 @@ def mtp_loss_sums(
 
 
 def mtp_trained_tokens(select_BL: torch.Tensor, seq_idx_BL: torch.Tensor | None, num_depths: int) -> torch.Tensor:
-    """The counts of `mtp_loss_sums` from what is selected alone, an fp32 tensor [depths]: they are wanted before the
-    first forward pass of a global batch, whose every micro-batch is divided by those of all. Labels count as given."""
+    """The counts of `mtp_loss_sums` without a forward pass, fp32 [K]; a label IGNORED at a selected position counts.
+
+    The loss of each micro-batch is divided by the counts of the whole global batch, so they are needed before the first
+    forward pass.
+    """
     return torch.stack(
         [shift_left(select_BL, depth, seq_idx_BL, fill=False).sum() for depth in range(1, num_depths + 1)]
         or [select_BL.new_zeros(0, dtype=torch.int64)]

@@ -30,6 +30,7 @@ class PhaseLoaders:
         dataset: blends, phases of them, and lengths.
         rows: full sequences of the whole phase.
         seed: of the order of windows.
+        ranks: among which the rows of a batch are dealt.
     """
 
     def __init__(self, dataset: DatasetConfig, rows: int, seed: int, ranks: Ranks) -> None:

@@ -90,8 +90,8 @@ def chosen_precision(mixed_precision: str, device: torch.device, begun: Checkpoi
 class Session:
     """One training run as this rank sees it. From `begin` on it also has what is trained, and for how long.
 
-    last_step: the number of updates after which training ends. precision: `mixed_precision` without "auto". optimizer:
-    until the head of the last step has been left; what follows has its memory.
+    last_step: the number of updates after which training ends. precision: `mixed_precision`, or what "auto" stands for.
+    optimizer: deleted when the head of the last step is left, so that what follows has its memory.
     """
 
     ranks: Ranks

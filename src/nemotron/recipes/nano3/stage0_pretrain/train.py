@@ -110,7 +110,7 @@ def main() -> None:
             tokens=steps * cfg.train.global_batch_size * cfg.dataset.seq_length,
         )  # fmt: skip
         with session.run.phase("evaluate"):
-            results = evaluate(cfg, session, data, model)
+            results = evaluate(cfg, session, model, data)
     print_complete({"model": published, "results": results})
 
 
@@ -149,8 +149,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
     steps, batch_size = cfg.train.train_iters, cfg.train.global_batch_size
     # ---- model: the same seed on every rank, hence the same initial weights
     architecture = config_from_dict(cfg.model.model_dump())
-    tokens = cfg.train.micro_batch_size * cfg.dataset.seq_length
-    needs = Needs(architecture, tokens, cfg.model, sharded=cfg.dist.use_torch_fsdp2)
+    micro_batch_tokens = cfg.train.micro_batch_size * cfg.dataset.seq_length
+    needs = Needs(architecture, micro_batch_tokens, cfg.model, sharded=cfg.dist.use_torch_fsdp2)
     check_memory(session, needs, "train.micro_batch_size")
     torch.manual_seed(cfg.rng.seed)
     model = NemotronH(architecture) if data.base is None else NemotronH.from_pretrained(data.base.path)
@@ -160,14 +160,14 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
         train_in_fp8(model, *bf16_blocks)
     elif cfg.mixed_precision == "bf16_with_nvfp4_mixed":
         train_in_nvfp4(model, nvfp4, cfg.model.quant_recipe, *bf16_blocks)
-    # FP8 and NVFP4 round the fp32 weights: sharded ones travel as they are.
+    # Not `session.bf16`, which is true for FP8 and NVFP4 as well: they round fp32 weights, so sharded ones must travel
+    # as fp32.
     bf16 = session.precision == "bf16_mixed"
     place_model(model, ranks, cfg.model, shard=cfg.dist.use_torch_fsdp2, bf16=bf16)
     optimizer = build_optimizer(model, cfg.optimizer)
     if data.base is not None and cfg.checkpoint.load_optim:
         load_moments(data.base.path, model, optimizer)
     tokens_per_step = batch_size * cfg.dataset.seq_length
-
     num_depths = model.config.mtp_num_layers if model.mtp is not None else 0
 
     # ---- resume: the same command after a crash goes on here, to the same weights
@@ -228,8 +228,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
         sum_gradients(model)
         grad_norm = clip_gradients(model, cfg.optimizer.clip_grad).item()
         mtp_losses = {f"mtp_{depth}_loss": nats for depth, nats in enumerate(mtp_sums_K, start=1)}
-        of_a_block = balance_sum / max(1, len(model.moe_blocks()))
-        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": of_a_block, **mtp_losses}, ranks)
+        balance_per_block = balance_sum / max(1, len(model.moe_blocks()))
+        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_per_block, **mtp_losses}, ranks)
         loss_nats = sums["loss"]
         if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):  # before it reaches a weight
             raise RunFailed(
@@ -268,9 +268,9 @@ def validate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data
     )
     streams = validation_streams(cfg.dataset.path, cfg.dataset.seq_length)  # the same on all ranks
     sums = {
-        (source, of): torch.zeros((), dtype=torch.float64, device=device)
+        (source, name): torch.zeros((), dtype=torch.float64, device=device)
         for source in streams
-        for of in ("nats", "tokens", "bytes")
+        for name in ("nats", "tokens", "bytes")
     }
     seq_len, batch_size, eval_iters = sizes
     num_rows = sum(min((stream.num_tokens - 1) // seq_len, eval_iters * batch_size) for stream in streams.values())
@@ -292,13 +292,13 @@ def validate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data
     totals = sum_metrics(sums, session.ranks)
     loss, bits = {}, {}
     for source in streams:
-        nats, tokens, num_bytes = (totals[source, of] for of in ("nats", "tokens", "bytes"))
+        nats, tokens, num_bytes = (totals[source, name] for name in ("nats", "tokens", "bytes"))
         loss[source] = nats / tokens
         bits[source] = bits_per_byte_of(nats, int(num_bytes))
     return {"valid_loss": loss, "valid_bits_per_byte": bits}
 
 
-def evaluate(cfg: PretrainConfig, session: Session, data: Data, model: NemotronH) -> Results:
+def evaluate(cfg: PretrainConfig, session: Session, model: NemotronH, data: Data) -> Results:
     """Bits per byte on all held-out text, beside the trigram baseline; pass@1 on held-out tasks, in plain text."""
     poll = session.stop.poll  # rank 0 is alone by now: there is nobody to agree with
     sizes = {"seq_len": cfg.dataset.seq_length, "batch_size": cfg.train.micro_batch_size}

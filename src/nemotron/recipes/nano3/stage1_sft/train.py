@@ -165,8 +165,8 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     tokens = cfg.train.micro_batch_size * data.pack.seq_len
     config, lora, sharded = load_config(data.base.path), cfg.peft.peft_scheme == "lora", cfg.dist.use_torch_fsdp2
     adapters = count_lora_parameters(config, cfg.peft) if lora else None
-    # Frozen weights stay as they are stored where products are bf16 anyway, and so half as large; bf16 embeddings make
-    # the residual stream bf16, too. FSDP2 wants one dtype.
+    # Where products are bf16 anyway, frozen weights keep the dtype of their file: bf16 takes half the memory. The
+    # embeddings are frozen, so the residual stream is bf16, too. FSDP2 wants one dtype.
     as_stored = lora and session.bf16 and not sharded
     needs = Needs(
         config, tokens, cfg.model, sharded=sharded, best_weights=True, trained=adapters,
@@ -210,7 +210,7 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         # the mask: all 1, or that of the conversation. With train.loss_reduction "conversation" a weight is divided by
         # the number of trained tokens of its conversation, and so this is the mean over conversations of their means.
         # Depth k of multi-token prediction: mean over the trained tokens of the global batch that are at least k behind
-        # the beginning of their sequence, every one the same under either reduction.
+        # the beginning of their sequence. Each of them weighs the same, under either reduction.
         lr = lr_at(step, session.last_step, cfg.optimizer, cfg.scheduler)
         set_lr(optimizer, lr)
         batch = loader.next_batch(batch_size).to(ranks.device)
@@ -244,8 +244,8 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
         sum_gradients(model)
         grad_norm = clip_gradients(model, cfg.optimizer.clip_grad).item()
         mtp_losses = {f"mtp_{depth}_loss": nats for depth, nats in enumerate(mtp_sums_K, start=1)}
-        of_a_block = balance_sum / max(1, len(model.moe_blocks()))
-        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": of_a_block, **mtp_losses}, ranks)
+        balance_per_block = balance_sum / max(1, len(model.moe_blocks()))
+        sums = sum_metrics({"loss": loss_sum, "load_balancing_loss": balance_per_block, **mtp_losses}, ranks)
         loss_nats = sums["loss"]
         if not math.isfinite(loss_nats) or not math.isfinite(grad_norm):  # before it reaches a weight
             raise RunFailed(

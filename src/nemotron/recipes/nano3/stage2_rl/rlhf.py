@@ -186,6 +186,7 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
     flops_per_token = training_flops_per_token(trained, cfg.policy.max_total_sequence_length)
 
     # ---- resume: prompts, sampling and verdicts are functions of (seed, step), so weights and optimiser are the whole
+    # state
     samples = session.open_log("rollouts")
     restored = session.begin("rlhf", steps, model, optimizer)
     check_same_families(restored, list(cfg.env.families))
@@ -232,7 +233,7 @@ def train(cfg: RLHFConfig, session: Session, data: Data) -> NemotronH:
 def draw_rollouts(
     cfg: RLHFConfig, session: Session, model: NemotronH, data: Data, step: int
 ) -> tuple[Batch, dict[str, float]]:
-    """N completions for each of this rank's prompts with their rewards, and what is measured of them, as sums."""
+    """A group of completions for each of this rank's prompts with their rewards, and what is measured, as sums."""
     ranks, thinking, generation = session.ranks, cfg.env.enable_thinking, cfg.policy.generation
     tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
     prompts = data.encode(tasks, cfg)
@@ -250,7 +251,7 @@ def draw_rollouts(
         scores.extend(verdict.score for verdict in verdicts if verdict.status != "error")
         return [None] * len(written)
 
-    # Generator and trainer use one precision, and no temperature: otherwise they would be two policies.
+    # In the trainer's precision and at temperature 1: otherwise generator and trainer would be two policies.
     with session.dealt_out(), session.autocast:
         rollouts = collect_rollouts(
             model, prompts, begin, keep, samples_per_prompt=cfg.grpo.num_generations_per_prompt,

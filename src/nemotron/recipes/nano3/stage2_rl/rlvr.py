@@ -27,8 +27,6 @@ A step: draw prompts of all families in a fixed ratio, sample a group of complet
 verify them, turn rewards into group-relative advantages, take one optimiser step. Publishes the weights of the last
 step, and their results: pass@1 on held-out tasks, greedy and sampled.
 
-Shapes: P prompts of this rank, N completions a prompt, B rows, L tokens a row, T completion tokens.
-
 Simplified against the paper (tech report, arXiv 2512.20848, section 3.2): generated families instead of nine
 sources; prompts by pass rate only with `data.curriculum`; every process holds the whole model; the trainer is its own
 generator in the same precision, so the ratio between the two is 1 up to rounding and masked importance sampling has
@@ -197,16 +195,16 @@ def open_data(cfg: RLConfig, ranks: Ranks) -> Data:
 def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     """The GRPO loop. Returns the trained model."""
     ranks, steps, ahead = session.ranks, cfg.grpo.max_num_steps, cfg.grpo.async_grpo
-    tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
+    micro_batch_tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
     prompts_of_rank = cfg.grpo.num_prompts_per_step // ranks.world_size
-    prompts = min(prompts_per_call(cfg), prompts_of_rank)
+    prompts_of_call = min(prompts_per_call(cfg), prompts_of_rank)
     conversations = 0
     if cfg.grpo.max_rollout_turns > 1:
-        conversations = min(prompts, max(sum(map(has_turns, data.tasks(step))) for step in range(steps)))
+        conversations = min(prompts_of_call, max(sum(map(has_turns, data.tasks(step))) for step in range(steps)))
     needs = Needs(
-        load_config(data.initial.path), tokens,
+        load_config(data.initial.path), micro_batch_tokens,
         copies=bool(cfg.loss_fn.reference_policy_kl_penalty) + ahead.enabled * (ahead.max_trajectory_age_steps + 2),
-        completions=prompts * cfg.grpo.num_generations_per_prompt,
+        completions=prompts_of_call * cfg.grpo.num_generations_per_prompt,
         completion_tokens=cfg.policy.max_total_sequence_length,
         conversations=conversations * cfg.grpo.num_generations_per_prompt, decodes_beside=ahead.enabled,
     )  # fmt: skip
@@ -217,8 +215,8 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     trained = replace(model.config, mtp_num_layers=cfg.policy.mtp_num_layers)  # depths of this stage
     flops_per_token = training_flops_per_token(trained, cfg.policy.max_total_sequence_length)
 
-    # ---- resume: prompts and sampling are functions of (seed, step), so weights and optimiser are the whole state, and
-    # the rollouts that were drawn ahead
+    # ---- resume: prompts and sampling are functions of (seed, step), so the whole state is weights, optimiser and the
+    # rollouts that were drawn ahead
     samples = session.open_log("rollouts")
     restored = session.begin("rl", steps, model, optimizer)
     check_same_families(restored, list(cfg.env.families))
@@ -231,7 +229,7 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
     )  # fmt: skip
 
     with ExitStack() as stack:
-        num_calls = math.ceil(prompts_of_rank / prompts)
+        num_calls = math.ceil(prompts_of_rank / prompts_of_call)
         data.workers = stack.enter_context(open_workers(cfg.cluster.rollout_workers, num_calls, session, job))
         draw = partial(draw_rollouts, cfg, data)
         buffer: RolloutBuffer | None = None
@@ -286,10 +284,10 @@ def train(cfg: RLConfig, session: Session, data: Data) -> NemotronH:
 
 
 def draw_rollouts(cfg: RLConfig, data: Data, model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
-    """N completions for each of this rank's prompts of a step, sampled from `model`, and their rewards."""
+    """A group of completions for each of this rank's prompts of a step, sampled from `model`, and their rewards."""
     tasks = data.tasks(step)
     calls = cut_into_calls(tasks, data.encode(tasks, cfg), prompts_per_call(cfg), [cfg.seed, step, data.ranks.rank])
-    # The precision is that of the trainer, and there is no temperature: otherwise they would be two policies.
+    # In the trainer's precision and at temperature 1: otherwise generator and trainer would be two policies.
     if data.workers:
         of_calls = data.workers.draw(model, calls, poll)
     else:

@@ -190,7 +190,10 @@ def rl(autocast: torch.autocast) -> dict[str, Step]:
         for micro in pack_rollouts(rollouts, of_tokens, ROLLOUT_ROW, ROWS):
             with autocast:
                 logp_T = micro.logprobs(model)
-            loss = grpo_loss(logp_T, logp_T.detach(), micro.logp_generator_T, micro.advantages_T, ClippedPGLossConfig())
+            loss = grpo_loss(
+                logp_T, micro.advantages_T, ClippedPGLossConfig(),
+                logp_old_T=logp_T.detach(), logp_generator_T=micro.logp_generator_T,
+            )  # fmt: skip
             (loss.loss / len(rollouts)).backward()
         update(model, optimizer)
 

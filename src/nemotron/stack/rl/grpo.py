@@ -145,14 +145,17 @@ def update(
         logp_T, generator_T, advantages_T = logp_T[kept_T], micro.logp_generator_T[kept_T], micro.advantages_T[kept_T]
         old_T = logp_T.detach()  # one update a batch: the policy of the rollouts is the policy being updated
         reference_T = None if reference_T is None else reference_T[kept_T]
-        loss = grpo_loss(logp_T, old_T, generator_T, advantages_T, cfg.loss_fn, reference_T)
+        loss = grpo_loss(
+            logp_T, advantages_T, cfg.loss_fn,
+            logp_old_T=old_T, logp_generator_T=generator_T, logp_reference_T=reference_T,
+        )  # fmt: skip
         total = loss.loss
         if mtp_logits:
             sums_K, counts_K = micro.mtp_loss(mtp_logits, kept_T)
             total = total + policy.mtp_loss_scaling_factor * sums_K.mean()
             record.add_mtp(sums_K, counts_K)
         total.backward()
-        record.add_tokens(token_metrics(loss, logp_T, old_T, generator_T, cfg.loss_fn))
+        record.add_tokens(token_metrics(loss, logp_T, cfg.loss_fn, logp_old_T=old_T, logp_generator_T=generator_T))
     return step_policy(session, policy, loss_tokens), record
 
 

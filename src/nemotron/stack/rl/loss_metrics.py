@@ -43,7 +43,7 @@ def sequences_within(errors_S: Tensor, threshold: float | None) -> Tensor:
 
 
 def token_metrics(
-    loss: PolicyLoss, logp_T: Tensor, logp_old_T: Tensor, logp_generator_T: Tensor, cfg: ClippedPGLossConfig
+    loss: PolicyLoss, logp_T: Tensor, cfg: ClippedPGLossConfig, *, logp_old_T: Tensor, logp_generator_T: Tensor
 ) -> dict[str, Tensor]:
     """Each of TOKEN_METRICS at every token, [T], without gradient.
 

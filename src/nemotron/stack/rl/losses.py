@@ -40,10 +40,11 @@ def token_logprobs(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
 
 def grpo_loss(
     logp_T: Tensor,
-    logp_old_T: Tensor,
-    logp_generator_T: Tensor,
     advantages_T: Tensor,
     cfg: ClippedPGLossConfig,
+    *,
+    logp_old_T: Tensor,
+    logp_generator_T: Tensor,
     logp_reference_T: Tensor | None = None,
 ) -> PolicyLoss:
     """Sum over tokens of -w min(rho A, clip(rho, 1 - clip_min, 1 + clip_max) A) + kl_penalty * KL.
@@ -53,9 +54,10 @@ def grpo_loss(
 
     Args:
         logp_T: log-probabilities of the sampled tokens under the policy being trained, with gradient.
-        logp_old_T: the same under the policy at the start of the step; `force_on_policy_ratio` takes `logp_T` for it.
-        logp_generator_T: as sampled.
         advantages_T: advantage of the message that each token belongs to.
+        logp_old_T: the log-probabilities under the policy at the start of the step; `force_on_policy_ratio` takes
+            `logp_T` for it.
+        logp_generator_T: as sampled.
         logp_reference_T: under the model that the policy is held to; needed with a `reference_policy_kl_penalty`.
     """
     if cfg.force_on_policy_ratio:

@@ -34,7 +34,8 @@ def one_token(ratio: float, advantage: float, importance: float = 1.0, **knobs: 
     logp = torch.tensor([LOGP], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([LOGP - math.log(ratio)], dtype=torch.float64)
     generator = old - math.log(importance)
-    loss = grpo_loss(logp, old, generator, torch.tensor([advantage], dtype=torch.float64), config(**knobs))
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    loss = grpo_loss(logp, advantages, config(**knobs), logp_old_T=old, logp_generator_T=generator)
     (grad,) = torch.autograd.grad(loss.loss, logp)
     return loss, float(grad)
 
@@ -84,8 +85,9 @@ def test_the_old_policy_carries_no_gradient_through_the_weight() -> None:
     old = torch.tensor([LOGP], requires_grad=True)
     logp = old.clone()  # as if somebody forgot to detach
     loss = grpo_loss(
-        logp.detach().requires_grad_(), old, torch.tensor([LOGP - 0.1]), torch.ones(1), config(**ICEPOP)
-    ).loss
+        logp.detach().requires_grad_(), torch.ones(1), config(**ICEPOP),
+        logp_old_T=old, logp_generator_T=torch.tensor([LOGP - 0.1]),
+    ).loss  # fmt: skip
     (grad,) = torch.autograd.grad(loss, old)
     assert grad.item() == pytest.approx(math.exp(0.1))  # of the ratio 1 / old alone: + A rho w; none of w itself
 
@@ -111,7 +113,10 @@ def test_expected_gradient_of_the_kl_is_the_gradient_of_the_kl(kind: str, on_pol
     total = torch.zeros((), dtype=torch.float64)
     for token in range(4):  # the loss of one drawn token, times the probability of drawing it
         one = slice(token, token + 1)
-        loss = grpo_loss(logp[one], frozen[one], frozen[one], zero[one], cfg, reference[one])
+        loss = grpo_loss(
+            logp[one], zero[one], cfg,
+            logp_old_T=frozen[one], logp_generator_T=frozen[one], logp_reference_T=reference[one],
+        )  # fmt: skip
         total = total + frozen[token].exp() * loss.loss
     assert total.item() == pytest.approx(0.04 * kl.item())
     (actual,) = torch.autograd.grad(total, logits)
@@ -138,7 +143,10 @@ def test_equals_the_formula_token_by_token(
         expected += 0.1 * (math.exp(ref - logp) - (ref - logp) - 1)
     columns: list[Tensor] = [torch.tensor(column, dtype=torch.float64) for column in zip(*tokens, strict=True)]
     cfg = config(ratio_clip_min=low, ratio_clip_max=high, reference_policy_kl_penalty=0.1, **ICEPOP)
-    result = grpo_loss(*columns[:4], cfg, columns[4])
+    logp_T, old_T, generator_T, advantages_T, reference_T = columns
+    result = grpo_loss(
+        logp_T, advantages_T, cfg, logp_old_T=old_T, logp_generator_T=generator_T, logp_reference_T=reference_T
+    )
     assert result.loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert int(result.out_of_bounds_T.sum()) == masked
 
@@ -146,7 +154,8 @@ def test_equals_the_formula_token_by_token(
 def test_a_token_far_outside_the_bound_leaves_the_loss_finite() -> None:
     """Its weight overflows to infinity in fp32; dropped means dropped."""
     logp = torch.tensor([-1.0, -1.0], requires_grad=True)
-    result = grpo_loss(logp, logp.detach(), torch.tensor([-120.0, -1.0]), torch.tensor([1.0, 1.0]), config(**ICEPOP))
+    generator = torch.tensor([-120.0, -1.0])
+    result = grpo_loss(logp, torch.ones(2), config(**ICEPOP), logp_old_T=logp.detach(), logp_generator_T=generator)
     assert result.loss.item() == pytest.approx(-1.0) and result.out_of_bounds_T.tolist() == [True, False]
     (grad,) = torch.autograd.grad(result.loss, logp)
     assert grad.tolist() == pytest.approx([0.0, -1.0])

@@ -151,7 +151,10 @@ def test_clipped_policy_gradient(dtype: str) -> None:
         }
         old, generator = columns["prev_logprobs"], columns["generation_logprobs"]
         reference = columns.get("reference_policy_logprobs")
-        ours = grpo_loss(logp[mask], old, generator, columns["advantages"], cfg, reference)
+        ours = grpo_loss(
+            logp[mask], columns["advantages"], cfg,
+            logp_old_T=old, logp_generator_T=generator, logp_reference_T=reference,
+        )  # fmt: skip
         denominator = max(given["global_valid_toks"], 1)
         (gradient,) = torch.autograd.grad(ours.loss / denominator, logp)
         if differs(ours.loss / denominator, recorded["loss"], dtype) or differs(gradient, recorded["grad"], dtype):
@@ -159,7 +162,7 @@ def test_clipped_policy_gradient(dtype: str) -> None:
 
         record = LossRecord(int(sum(given["sample_mask"])))
         prev = logp[mask].detach() if cfg.force_on_policy_ratio else old
-        values = token_metrics(ours, logp[mask], prev, generator, cfg)
+        values = token_metrics(ours, logp[mask], cfg, logp_old_T=prev, logp_generator_T=generator)
         record.add_tokens(values)
         metrics = record.metrics(ALONE)
         local = max(int(mask.sum()), 1)  # theirs is a share of the global batch
@@ -424,7 +427,10 @@ def test_trl_policy_gradient(dtype: str) -> None:
         if cfg.use_importance_sampling_correction:
             generator = old - tensor(given["importance_sampling_ratio"], dtype).log()
         reference = tensor(given["ref_per_token_logps"], dtype)[mask] if "ref_per_token_logps" in given else None
-        ours = grpo_loss(logp[mask], old[mask], generator[mask], advantages[mask], cfg, reference)
+        ours = grpo_loss(
+            logp[mask], advantages[mask], cfg,
+            logp_old_T=old[mask], logp_generator_T=generator[mask], logp_reference_T=reference,
+        )  # fmt: skip
         loss = ours.loss / given["num_items_in_batch"]
         (gradient,) = torch.autograd.grad(loss, logp)
         if differs(loss, recorded["loss"], dtype) or differs(gradient, recorded["grad"], dtype):

@@ -151,7 +151,9 @@ def test_logprobs_and_gradient_are_those_of_separate_rollouts(
         logp_T = batch.logprobs(model)
         logprobs |= dict(zip(batch.rollouts, logp_T.detach().split(batch.lengths), strict=True))
         old_T = logp_T.detach()
-        packed = packed + grpo_loss(logp_T, old_T, old_T, batch.advantages_T.to(dtype), ClippedPGLossConfig()).loss
+        advantages_T = batch.advantages_T.to(dtype)
+        of_batch = grpo_loss(logp_T, advantages_T, ClippedPGLossConfig(), logp_old_T=old_T, logp_generator_T=old_T)
+        packed = packed + of_batch.loss
     separate = torch.zeros((), dtype=dtype)
     for index, (r, of_tokens) in enumerate(zip(rollouts, advantages, strict=True)):
         if index in logprobs:

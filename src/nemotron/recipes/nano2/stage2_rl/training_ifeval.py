@@ -133,7 +133,10 @@ def grpo_gradient(
         logp_T = micro.logprobs(policy.model.train())
         with torch.no_grad():
             reference_T = micro.logprobs(reference)
-        return grpo_loss(logp_T, logp_T.detach(), micro.logp_generator_T, micro.advantages_T, clipped, reference_T).loss
+        return grpo_loss(
+            logp_T, micro.advantages_T, clipped,
+            logp_old_T=logp_T.detach(), logp_generator_T=micro.logp_generator_T, logp_reference_T=reference_T,
+        ).loss  # fmt: skip
 
     # 2 rows of 512 tokens each; a row holds a prompt once, and answers that do not see each other.
     micros = pack_rollouts(rollouts, of_tokens, 512, 2, keep_zero_advantage=kl_penalty > 0)

@@ -96,6 +96,7 @@ from nemotron.stack.rl.prompts import (
 )
 from nemotron.stack.rl.rollouts import Rollout, collect_rollouts
 from nemotron.stack.training.distributed import Ranks, stop_distributed, sum_metrics
+from nemotron.stack.training.flops import training_flops_per_token
 from nemotron.stack.training.memory import Needs, check_memory
 from nemotron.stack.training.optim import build_optimizer, set_lr
 from nemotron.stack.training.publish import publish_model
@@ -210,6 +211,7 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
         batch_size=cfg.policy.generation.batch_size, poll=session.stop.poll,
     )  # fmt: skip
     optimizer = build_optimizer(model, cfg.policy.optimizer)
+    flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
 
     # ---- resume: comparisons and sampling are functions of (seed, step), so weights and optimiser are the whole state
     samples = session.open_log("rollouts")
@@ -266,7 +268,10 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
                 log_samples(samples, step, batch, data.tokenizer, cfg.logger.log_samples)
         session.run.metrics.log(step, **metrics, grad_norm=grad_norm, lr=lr, **seconds)
         shown = {"loss": metrics["loss"]} if imitates else {"reward": metrics["reward"]}
-        session.progress.update(step, tokens=int(metrics["tokens"]), flops=0, **shown)
+        # Generated tokens cost a forward pass, a third of a training token; those of the answers are not counted.
+        generated_tokens = 0 if imitates else metrics["tokens"]
+        flops = flops_per_token * (metrics["trained_tokens"] + generated_tokens / 3)
+        session.progress.update(step, tokens=int(metrics["tokens"]), flops=flops, **shown)
     session.progress.close()
     return model, scores
 

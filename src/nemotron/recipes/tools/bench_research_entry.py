@@ -80,4 +80,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    code = run_main(main)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # to take the interpreter apart takes up to two seconds of the budget

@@ -266,11 +266,11 @@ def test_the_leaderboard_is_what_its_scores_say() -> None:
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_the_command_trains_and_scores_the_baseline() -> None:
-    words = [sys.executable, "-m", "nemotron", "bench", "research", "--budget", "15", "--seed", "3"]
+    words = [sys.executable, "-m", "nemotron", "bench", "research", "--budget", "30", "--seed", "3"]
     result = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["seed"] == 3 and found["steps"] > 10 and found["tokens"] == 1024 * found["steps"]
-    assert 10 < found["seconds"] <= 15
+    assert 20 < found["seconds"] <= 30
     # Better than the entropy of its tokens' frequencies, worse than a whole training.
-    assert 2 < found["bits_per_byte"] < 5
+    assert 1.7 < found["bits_per_byte"] < 5

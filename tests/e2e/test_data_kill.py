@@ -24,7 +24,7 @@ from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 
 from .house import RECIPES, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
 
 DATA = RECIPES / "data"
 WORDS = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").split()

@@ -191,9 +191,14 @@ def test_the_page_of_a_fork_shows_a_config_that_is_there(family: str) -> None:
         assert any(re.search(rf"/config/(\w+/)?{config}\.yaml$", path) for path in files), config
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize(
+    "family",
+    [  # those with the longest pages take minutes
+        pytest.param(name, marks=pytest.mark.whole if name in ("nano3", "super3") else pytest.mark.slow)
+        for name in families()
+    ],
+)
 def test_every_command_on_the_pages_of_a_fork_is_one(family: str, tmp_path: Path) -> None:
     project = make(tmp_path, family)
     work = project / "src"  # a forked program finds its modules in the folder that it runs in

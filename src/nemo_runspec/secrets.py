@@ -1,4 +1,4 @@
-"""Which names are names of secrets. A value under such a name is in no file, no log and no dry run."""
+"""Which names are names of secrets, and which part of an address is one: what is in no file, no log and no dry run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ _SECRET = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CONNECTION_STRING|(?:TOKEN|KEYS?|_(?:PASS|PWD|PAT|DSN|SAS))(?:_|$)",
     re.IGNORECASE,
 )
-
-_LOGIN = re.compile(r"://[^/@\s]*@")
+_LOGIN = re.compile(r"://[^/?#\s'\"]*@")  # up to the last @: a password may hold one
 
 
 def looks_secret(name: str) -> bool:
@@ -25,6 +24,11 @@ def public(name: str, value: object) -> str:
     return HIDDEN if looks_secret(name) else str(value)
 
 
-def without_login(text: str) -> str:
-    """A text with `***` in the place of the user and password of each address in it."""
-    return _LOGIN.sub("://***@", text)
+def has_login(address: str) -> bool:
+    """Whether a user, or a user and a password, stands before the host of an address."""
+    return "@" in address.partition("://")[2].split("/", 1)[0]
+
+
+def without_login(text: str, mark: str = "***@") -> str:
+    """A text with `mark` in the place of the user and password of each address in it."""
+    return _LOGIN.sub(f"://{mark}", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_runspec.secrets import looks_secret, public
+from nemo_runspec.secrets import has_login, looks_secret, public, without_login
 
 SECRET = [
     "HF_TOKEN",
@@ -41,3 +41,26 @@ def test_a_secret_is_hidden(name: str) -> None:
 def test_a_setting_is_shown(name: str) -> None:
     assert not looks_secret(name)
     assert public(name, 4) == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:pw@head:8265", "http://***@head:8265"),
+        (
+            "no answer from https://me:p@ss@host/v1, nor s3://key@bucket/a",
+            "no answer from https://***@host/v1, nor s3://***@bucket/a",
+        ),
+        ("['https://host/a', 'you@there']", "['https://host/a', 'you@there']"),
+        ("hf://me/data@main", "hf://me/data@main"),
+    ],
+)
+def test_the_login_of_an_address_is_hidden_to_its_end(text: str, shown: str) -> None:
+    assert without_login(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"), [("https://a:b@host/x", True), ("https://host/@x", False), ("a@b", False)]
+)
+def test_an_address_with_a_login(address: str, expected: bool) -> None:
+    assert has_login(address) is expected

@@ -16,7 +16,7 @@ from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, item_of, leaf_keys, optional_group
 from nemo_runspec.config.yaml_text import KeyPath, dotted, value_at
 from nemo_runspec.errors import UserError, nearest
-from nemo_runspec.secrets import HIDDEN, looks_secret, without_login
+from nemo_runspec.secrets import HIDDEN, has_login, looks_secret, without_login
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -81,7 +81,7 @@ def _accepts_list_of(item: str, data: dict[str, Any], path: KeyPath, schema: typ
     except ValidationError as error:
         if any(data_path(corrected, fault["loc"])[: len(path)] == path for fault in error.errors()):
             return False
-    return not set(item) & set(",[]{}'\"#") and without_login(item) == item
+    return not set(item) & set(",[]{}'\"#") and not has_login(item)
 
 
 def data_path(data: Any, loc: tuple[str | int, ...]) -> KeyPath:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, get_args
 
+from nemo_runspec.secrets import without_login
+
 Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "text", "warc"]
 Compression = Literal["none", "gzip", "zstd"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -91,7 +93,7 @@ def can_be_cut(file: SourceFile) -> bool:
 
 def redact(uri: str) -> str:
     """An address, or a text with addresses, without credentials and query strings (where signatures are)."""
-    return re.sub(r"(https?://[^?#\s]*)\?[^\s'\"]*", r"\1", re.sub(r"://[^/@\s]*@", "://", uri))
+    return re.sub(r"(https?://[^?#\s]*)\?[^\s'\"]*", r"\1", without_login(uri, mark=""))
 
 
 def first_line(error: BaseException) -> str:

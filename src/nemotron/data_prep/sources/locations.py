@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal
 from urllib.parse import unquote
 
 from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.secrets import has_login
 from nemo_runspec.user_files import files_below, files_of, local_path
 from nemotron.data_prep.sources.files import (
     BEGIN_BYTES,
@@ -304,7 +305,7 @@ def find_objects(location: str) -> list[StoredObject]:
     UserError, in one line: an unknown kind of address, nothing is there, access is denied, there are no credentials, no
     such host or no client library.
     """
-    scheme, _, rest = location.partition("://")
+    scheme = location.partition("://")[0]
     if scheme not in SCHEMES:
         near = nearest(scheme, SCHEMES)
         raise UserError(
@@ -315,7 +316,7 @@ def find_objects(location: str) -> list[StoredObject]:
         from nemotron.data_prep.sources.hub import find_hub_objects
 
         return find_hub_objects(location)
-    if "@" in rest.split("/", 1)[0]:
+    if has_login(location):
         raise UserError(f"{redact(location)}: credentials have no place in an address", CREDENTIALS.get(scheme))
     if scheme in ("https", "http"):
         from nemotron.data_prep.sources.web import find_on_web

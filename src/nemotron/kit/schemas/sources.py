@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from nemo_runspec.config.inputs import FieldOfArtifact
 from nemo_runspec.errors import nearest
+from nemo_runspec.secrets import has_login
 from nemo_runspec.user_files import TO_COME, UserFiles, expanded, is_elsewhere
 from nemotron.kit.schemas.difficulty import DEFAULT_FAMILIES, DifficultyConfig, Family
 from nemotron.kit.schemas.group import Group, RunConfig, Scale, Seed
@@ -37,7 +38,7 @@ def _check_address(location: str) -> str:
         raise ValueError(f"unknown kind of location {scheme}://; {known}")
     if scheme == "hf" and not _HUB_NAME.fullmatch(location):
         raise ValueError("write hf://ORGANISATION/DATASET, then :CONFIG, /SPLIT and @REVISION where wanted")
-    if scheme != "hf" and "@" in location.partition("://")[2].split("/", 1)[0]:
+    if scheme != "hf" and has_login(location):
         raise ValueError("no user or password in an address: it is kept in records; give them in the environment")
     return location
 

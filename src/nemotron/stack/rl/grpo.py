@@ -159,6 +159,16 @@ def update(
     return step_policy(session, policy, loss_tokens), record
 
 
+def check_verified(num_errors: float, num_responses: float, cfg: GRPOConfig, errors: Sequence[str]) -> None:
+    """RunFailed where the verification of too large a share of the responses failed. `errors`: those of this rank."""
+    if num_errors > cfg.max_error_rate * num_responses:
+        raise RunFailed(
+            f"no verdict on {num_errors:.0f} of {num_responses:.0f} responses, "
+            f"more than grpo.max_error_rate {cfg.max_error_rate:g} allows",
+            errors[0] if errors else "on another rank",
+        )
+
+
 def step_metrics(
     cfg: GRPOConfig, ranks: Ranks, batch: Batch, record: LossRecord, without_gradient: int
 ) -> dict[str, float]:
@@ -169,12 +179,7 @@ def step_metrics(
     counts = count_rollouts(batch.rollouts, [task.family for task in batch.tasks], batch.families)
     counts |= {"groups_without_gradient": without_gradient, "verifier_errors": len(batch.errors)}
     sums = sum_metrics(counts, ranks)
-    if sums["verifier_errors"] > cfg.max_error_rate * sums["completions"]:
-        raise RunFailed(
-            f"no verdict on {sums['verifier_errors']:.0f} of {sums['completions']:.0f} rollouts, "
-            f"more than grpo.max_error_rate {cfg.max_error_rate:g} allows",
-            batch.errors[0] if batch.errors else "on another rank",
-        )
+    check_verified(sums["verifier_errors"], sums["completions"], cfg, batch.errors)
     groups = sums["completions"] / cfg.num_generations_per_prompt
     return {
         **rollout_rates(sums, batch.families),

@@ -109,7 +109,7 @@ def test_responses_that_cannot_be_verified_stop_the_run_where_they_are_too_many(
 
     data: Any = SimpleNamespace(template="nano3")
     if stops:
-        with pytest.raises(RunFailed, match=r"no verdict on 2 of 8 responses to compare, .*max_error_rate 0\.1"):
+        with pytest.raises(RunFailed, match=r"no verdict on 2 of 8 responses, .*max_error_rate 0\.1"):
             comparisons_of(cfg, answer, data, tasks, 0)
     else:
         assert len(comparisons_of(cfg, answer, data, tasks, 0)) == 3

@@ -134,7 +134,7 @@ def test_a_rollout_longer_than_a_row_is_refused() -> None:
     assert pack_rollouts([rollout(0, [1] * 4, [2] * 5)], [[0.0] * 5], 8, 1) == []  # one that is left out may be
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_logprobs_and_gradient_are_those_of_separate_rollouts(
     small_model: Callable[..., NemotronH], dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -163,11 +163,12 @@ def test_logprobs_and_gradient_are_those_of_separate_rollouts(
             torch.testing.assert_close(logprobs[index], sampled_T.detach(), rtol=0, atol=tolerance)
             separate = separate - torch.tensor(of_tokens[0]).to(dtype) * sampled_T.sum()
     assert 5 < len(logprobs) < len(rollouts)
-    for one, other in zip(
-        torch.autograd.grad(packed, parameters), torch.autograd.grad(separate, parameters), strict=True
-    ):
+    ones, others = torch.autograd.grad(packed, parameters), torch.autograd.grad(separate, parameters)
+    # Of a gradient far below the others the terms cancel: what is left of them has their rounding.
+    least = 0.01 * torch.stack([other.norm() for other in others]).norm()
+    for one, other in zip(ones, others, strict=True):
         assert other.norm() > 0
-        assert (one - other).norm() < tolerance * other.norm()
+        assert (one - other).norm() < tolerance * torch.maximum(other.norm(), least)
 
 
 class Echo:

@@ -60,7 +60,7 @@ from nemotron.kit import Checkpoint, Results, RLPrompts, print_complete, read_pi
 from nemotron.kit.chat import THINK, template_opens_reasoning
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.rl import JudgeConfig
-from nemotron.stack.environments import Task, Verdict, load_environments, verify_all
+from nemotron.stack.environments import Task, load_environments, verify_all
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn, stop_token_ids
 from nemotron.stack.evaluation.scoring import GenerateFn, prompt_text
 from nemotron.stack.models import NemotronH, NemotronHConfig
@@ -77,6 +77,7 @@ from nemotron.stack.rl.dialogue import Dialogue
 from nemotron.stack.rl.genrm import Response
 from nemotron.stack.rl.grpo import (
     Batch,
+    check_verified,
     load_policy,
     log_samples,
     prompts_per_call,
@@ -358,7 +359,8 @@ def comparisons_of(
     repeated = [task for task in tasks for _ in range(number)]
     opened = template_opens_reasoning(data.template, thinking)
     verdicts = verify_all(repeated, [completion.text for completion in completions], opened, cfg.env.sandbox)
-    check_verified(cfg, verdicts)
+    errors = [verdict.reason for verdict in verdicts if verdict.status == "error"]  # they are compared with none
+    check_verified(len(errors), len(verdicts), cfg.grpo, errors)
     responses = [Response.of(f"{THINK}{c.text}" if opened else c.text) for c in completions]
     finished = [completion.finished for completion in completions]
     groups = [slice(start, start + number) for start in range(0, len(responses), number)]
@@ -367,17 +369,6 @@ def comparisons_of(
         for task, group in zip(tasks, groups, strict=True)
     ]
     return [pair for pair in pairs if pair is not None]
-
-
-def check_verified(cfg: GenRMConfig, verdicts: Sequence[Verdict]) -> None:
-    """RunFailed where too many verdicts are errors: responses without a verdict are compared with none."""
-    errors = [verdict.reason for verdict in verdicts if verdict.status == "error"]
-    if len(errors) > cfg.grpo.max_error_rate * len(verdicts):
-        raise RunFailed(
-            f"no verdict on {len(errors)} of {len(verdicts)} responses to compare, "
-            f"more than grpo.max_error_rate {cfg.grpo.max_error_rate:g} allows",
-            errors[0],
-        )
 
 
 def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task], step: int) -> Batch:

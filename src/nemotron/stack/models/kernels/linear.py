@@ -1,9 +1,10 @@
 """Linear layers without bias, through oneDNN where that is faster: fp32 on AMD's processors with AVX-512.
 
 PyTorch multiplies fp32 matrices with MKL, which does without AVX-512 on AMD processors; oneDNN, which is part of every
-x86 build, uses it on all. On Intel's processors, MKL is 1.1 to 1.6 times as fast at the sizes of small models, and 1.3
-times on one of AMD's without AVX-512 (`benchmarks/linear.py` prints the ratio on this machine). oneDNN compiles a
-kernel for each new shape, a fraction of a millisecond, so shapes that keep changing stay with MKL.
+x86 build, uses it on all. At the sizes of small models, MKL is 1.1 to 1.6 times as fast on Intel's processors, and on
+one of AMD's without AVX-512 0.9 to 1.5 times with 2,048 rows and 1.1 to 2.6 times with 512 (`benchmarks/linear.py`
+prints the ratio on this machine). oneDNN compiles a kernel for each new shape, a fraction of a millisecond, so shapes
+that keep changing stay with MKL.
 """
 
 from __future__ import annotations

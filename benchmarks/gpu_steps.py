@@ -4,8 +4,9 @@
     python benchmarks/gpu_steps.py
 
 Each choice stands beside what it was chosen over, in turns in one process, in bf16: the experts as PyTorch's grouped
-product or one by one, sums in one order or in any, attention without cuDNN or with it. Medians of the rounds, the
-lowest and the highest in brackets. `--device cpu`, on fewer and shorter rows, only shows that it runs.
+product or one by one, sums in one order or in any; steps of decoding as a recorded graph or kernel by kernel, and
+attention without cuDNN or with it. Medians of the rounds, the lowest and the highest in brackets. `--device cpu`, on
+fewer and shorter rows, only shows that it runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.recipes.nano3 import stage0_pretrain
 from nemotron.recipes.nano3.stage0_pretrain.schema import ModelConfig
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.decoding import steps
+from nemotron.stack.models.decoding import replay, steps
 from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.kernels import experts
@@ -38,7 +39,7 @@ from nemotron.stack.training.matmul_peak import measure_peak_flops
 from nemotron.stack.training.optim import build_optimizer
 
 SMALL = Path(stage0_pretrain.__file__).parent / "config/small.yaml"
-PROMPT_TOKENS, NEW_TOKENS = 64, 16
+PROMPT_TOKENS, NEW_TOKENS = 64, 64
 Ways = dict[str, Callable[[], contextlib.AbstractContextManager[object]]]
 
 
@@ -51,8 +52,14 @@ def any_order() -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
 
 
-def cudnn() -> contextlib.AbstractContextManager[object]:
-    return mock.patch.object(steps, "without_cudnn", lambda device: contextlib.nullcontext())
+def one_by_one_kernel() -> contextlib.AbstractContextManager[object]:
+    return mock.patch.object(replay, "MAX_ROWS", 0)
+
+
+@contextlib.contextmanager
+def cudnn() -> Iterator[None]:
+    with one_by_one_kernel(), mock.patch.object(steps, "without_cudnn", lambda device: contextlib.nullcontext()):
+        yield
 
 
 def one_by_one() -> contextlib.AbstractContextManager[object]:
@@ -121,8 +128,11 @@ def main() -> None:
 
     model.eval()
     torch.use_deterministic_algorithms(False)  # in a session they are on, and cuDNN is off
-    attention: Ways = {"as it is": contextlib.nullcontext, "with cuDNN's attention": cudnn}
-    capacity = PROMPT_TOKENS + NEW_TOKENS * (1 + rounds) * len(attention)
+    decoding: Ways = {
+        "as it is": contextlib.nullcontext, "launched kernel by kernel": one_by_one_kernel,
+        "and with cuDNN's attention": cudnn,
+    }  # fmt: skip
+    capacity = PROMPT_TOKENS + NEW_TOKENS * (1 + rounds) * len(decoding)
     for count in decoded:
         prompts_BL = torch.randint(config.vocab_size, (count, PROMPT_TOKENS), device=device)
         with torch.inference_mode(), torch.autocast(device, torch.bfloat16):
@@ -134,7 +144,7 @@ def main() -> None:
                     step(model, next_B, cache)
                 return NEW_TOKENS
 
-            compare(f"a token of {count} rows", decode, attention, rounds, device)
+            compare(f"a token of {count} rows", decode, decoding, rounds, device)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding import cache as cache_module
+from nemotron.stack.models.decoding import replay
 from nemotron.stack.models.decoding.generate import generate
 from nemotron.stack.models.decoding.speculative import generate_speculative
 from nemotron.stack.quantization.fp8 import train_in_fp8
@@ -119,6 +121,27 @@ def test_tokens_are_those_of_the_cpu(model: NemotronH) -> None:
         finally:
             engine.stop(0)
         assert served == expected.tokens
+
+
+@pytest.mark.usefixtures("one_order")
+def test_replayed_steps_have_the_bits_of_those_that_are_launched(
+    small_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While rows end, and keys outgrow the slots that a graph reads."""
+    model = small_model("MEM*EME", 1, hidden_size=64, head_dim=32, moe_intermediate_size=64).cuda().eval()
+    prompts = [[1 + i % 7] * (1 + i % 5) for i in range(40)]
+    found, recorded = [], []
+    monkeypatch.setattr(cache_module, "MIN_WINDOW", 16)
+    record = replay.ReplayedStep.record
+    monkeypatch.setattr(replay.ReplayedStep, "record", lambda *of: recorded.append(len(of[1])) or record(*of))
+    for steps_before in (2, 10**9):
+        monkeypatch.setattr(replay, "STEPS_BEFORE", steps_before)
+        source = torch.Generator("cuda").manual_seed(0)
+        with torch.autocast("cuda", torch.bfloat16):
+            found.append(generate(model, prompts, 60, stop_token_ids=(11, 12), generator=source))
+        assert len(recorded) > 2
+    assert len(set(recorded)) > 1, "no row ended"
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("scales", ["max", "mse"])

@@ -34,8 +34,8 @@ class MambaCache:
     """What decoding needs of the tokens so far: the states of the convolution and of the recurrence.
 
     conv: the last K - 1 inputs of the convolution, oldest first, each [B, c]; a step drops one and appends one, so no
-    input is ever moved. ssm: fp32 [B, G, N, I/G]: in this order, what a step reads from it, C h, is a row vector times
-    a matrix; BLAS takes ten times longer the other way round.
+    input is moved, but where steps are replayed (`decoding/replay.py`). ssm: fp32 [B, G, N, I/G]: in this order, what a
+    step reads from it, C h, is a row vector times a matrix; BLAS takes ten times longer the other way round.
     """
 
     conv: list[Tensor]
@@ -47,7 +47,7 @@ class MambaCache:
 
     def clone(self) -> MambaCache:
         """A copy that can be advanced without changing this one."""
-        return MambaCache(list(self.conv), self.ssm.clone())  # the inputs are replaced, never written to
+        return MambaCache([x_Bc.clone() for x_Bc in self.conv], self.ssm.clone())
 
 
 class Mamba2(nn.Module):

@@ -58,7 +58,7 @@ class Batch:
 
 def load_policy(cfg: StepConfig, folder: Path, device: torch.device) -> tuple[NemotronH, NemotronH | None]:
     """The model to train, its router frozen if so configured, and for a KL term the reference: as it is in `folder`."""
-    model = NemotronH.from_pretrained(folder).to(device)
+    model = NemotronH.from_pretrained(folder, device=device)
     if cfg.policy.mtp_num_layers and model.mtp is None:
         raise UserError(
             f"policy.mtp_num_layers {cfg.policy.mtp_num_layers}: {folder} has no multi-token prediction",
@@ -69,7 +69,7 @@ def load_policy(cfg: StepConfig, folder: Path, device: torch.device) -> tuple[Ne
             moe.gate.weight.requires_grad_(False)
     if not cfg.loss_fn.reference_policy_kl_penalty:
         return model, None
-    return model, NemotronH.from_pretrained(folder).to(device).eval()
+    return model, NemotronH.from_pretrained(folder, device=device).eval()
 
 
 def prompts_per_call(cfg: StepConfig) -> int:

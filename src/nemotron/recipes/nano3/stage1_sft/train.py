@@ -174,7 +174,9 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     )  # fmt: skip
     check_memory(session, needs, "train.micro_batch_size")
     torch.manual_seed(cfg.rng.seed)
-    model = NemotronH.from_pretrained(data.base.path, "auto" if as_stored else torch.float32)
+    # Straight to a GPU, so that the machine's own memory need not hold 63 GB; where it is sliced, on the CPU first.
+    place = torch.device("cpu") if sharded else ranks.device
+    model = NemotronH.from_pretrained(data.base.path, "auto" if as_stored else torch.float32, place)
     if lora:
         try:
             add_lora(model, cfg.peft)

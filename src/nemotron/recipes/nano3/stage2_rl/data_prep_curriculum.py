@@ -79,7 +79,7 @@ def main() -> None:
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there
         run.output_dir.mkdir(parents=True)
         with run.phase("sample"):
-            model = NemotronH.from_pretrained(artifact.path).to("cuda" if torch.cuda.is_available() else "cpu")
+            model = NemotronH.from_pretrained(artifact.path, device="cuda" if torch.cuda.is_available() else "cpu")
             settings = ResponsesConfig(
                 samples=cfg.generation.num_generations_per_prompt, max_new_tokens=cfg.generation.max_new_tokens,
                 max_turns=cfg.generation.max_turns, batch_size=cfg.generation.batch_size, seed=cfg.seed,

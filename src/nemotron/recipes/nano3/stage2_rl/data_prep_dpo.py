@@ -287,7 +287,7 @@ def open_sampler(cfg: DPODataConfig) -> Sampler:
     artifact = Checkpoint.load(cfg.run.model)
     if artifact.template is None:
         raise UserError(f"{artifact.ref} has no chat template", "preferences are drawn from a model after SFT")
-    model = NemotronH.from_pretrained(artifact.path).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model = NemotronH.from_pretrained(artifact.path, device="cuda" if torch.cuda.is_available() else "cpu").eval()
     stop_ids = stop_token_ids(artifact.path, artifact.template)
     return Sampler(cfg, model, load_tokenizer(artifact.path), artifact.template, stop_ids)
 

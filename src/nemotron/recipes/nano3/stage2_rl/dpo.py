@@ -184,7 +184,7 @@ def train(cfg: DPORunConfig, session: Session, data: Data) -> NemotronH:
     tokens = cfg.policy.train_micro_batch_size * cfg.policy.max_total_sequence_length
     check_memory(session, Needs(load_config(data.initial.path), tokens), "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)
-    model = NemotronH.from_pretrained(data.initial.path).to(ranks.device)
+    model = NemotronH.from_pretrained(data.initial.path, device=ranks.device)
     if cfg.policy.freeze_moe_router:
         for moe in model.moe_blocks():
             moe.gate.weight.requires_grad_(False)

@@ -206,7 +206,7 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
     check_memory(session, memory_needs(cfg, load_config(data.initial.path), ranks), "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)
     model, reference = load_policy(cfg, data.initial.path, ranks.device)
-    initial = NemotronH.from_pretrained(data.initial.path).to(ranks.device).eval()  # answers the tasks
+    initial = NemotronH.from_pretrained(data.initial.path, device=ranks.device).eval()  # answers the tasks
     answer = model_generate_fn(
         initial, data.initial.path, data.template, max_new_tokens=cfg.policy.generation.max_new_tokens,
         batch_size=cfg.policy.generation.batch_size, poll=session.stop.poll,

@@ -160,7 +160,7 @@ def open_judge(cfg: RLHFConfig, folder: Path, device: torch.device) -> Judge:
         raise UserError(
             f"{checkpoint.ref} has no chat template, so it is no judge", "nemotron nano3 rl genrm trains one"
         )
-    model = NemotronH.from_pretrained(checkpoint.path).to(device).eval()
+    model = NemotronH.from_pretrained(checkpoint.path, device=device).eval()
     return Judge(model, load_tokenizer(checkpoint.path), template, cfg.judge)
 
 
@@ -286,7 +286,7 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
     tasks = held_out_tasks(cfg.evaluation.tasks_per_family, cfg.evaluation)
     if not tasks:
         return {}
-    initial = NemotronH.from_pretrained(data.initial.path).to(session.ranks.device)
+    initial = NemotronH.from_pretrained(data.initial.path, device=session.ranks.device)
     evaluations = [
         evaluate_model(
             which, data.initial.path, tasks, cfg.evaluation, template=data.template, thinking=cfg.env.enable_thinking,

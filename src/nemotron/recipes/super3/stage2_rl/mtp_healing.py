@@ -173,7 +173,7 @@ def train(cfg: MTPHealingConfig, session: Session, data: Data) -> tuple[Nemotron
     )  # fmt: skip
     check_memory(session, needs, "policy.train_micro_batch_size")
     torch.manual_seed(cfg.seed)
-    model = NemotronH.from_pretrained(data.initial.path).to(ranks.device).eval().requires_grad_(False)
+    model = NemotronH.from_pretrained(data.initial.path, device=ranks.device).eval().requires_grad_(False)
     assert model.mtp is not None
     model.mtp.requires_grad_(True)
     if policy.freeze_moe_router:

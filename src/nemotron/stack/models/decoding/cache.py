@@ -5,7 +5,7 @@ Rows of a batch are left-padded to one length, so that all rows write their next
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,19 +16,47 @@ from nemotron.stack.models.attention import AttentionCache, attention_dtype
 from nemotron.stack.models.config import NemotronHConfig
 from nemotron.stack.models.mamba2 import MambaCache
 
+# Slots that a replayed step reads at least: it is recorded again whenever it needs twice as many.
+MIN_WINDOW = 256
+
 
 @dataclass
 class Cache:
     """Cache of a whole model for a batch of B rows and up to `capacity` tokens a row (padding included).
 
     key_mask_BS: bool [B, capacity], False where a slot holds padding; None when no row is padded. step: what
-    `steps.step` calls, prepared by its first call.
+    `steps.step` calls, prepared by its first call. slot_1: `length` as a tensor, int64, where steps are such as can be
+    replayed (`replay.py`); else None.
     """
 
     layers: list[AttentionCache | MambaCache | None]
     key_mask_BS: Tensor | None = None
     length: int = 0
     step: Callable[[Tensor], Tensor] | None = None
+    slot_1: Tensor | None = None
+
+    @property
+    def capacity(self) -> int | None:
+        """Tokens a row that keys have room for; None without `*` blocks."""
+        return next((layer.k.shape[2] for layer in self.layers if isinstance(layer, AttentionCache)), None)
+
+    @property
+    def window(self) -> int:
+        """How many slots a replayed step reads: a power of two above `length`, or all."""
+        window = max(MIN_WINDOW, 1 << self.length.bit_length())
+        return window if self.capacity is None else min(window, self.capacity)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that a step reads and writes, but the weights."""
+        for layer in self.layers:
+            if isinstance(layer, AttentionCache):
+                yield from (layer.k, layer.v)
+            elif isinstance(layer, MambaCache):
+                yield from (*layer.conv, layer.ssm)
+        if self.key_mask_BS is not None:
+            yield self.key_mask_BS
+        if self.slot_1 is not None:
+            yield self.slot_1
 
     @classmethod
     def allocate(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from nemotron.stack.models.attention import Attention, AttentionCache, without_cudnn
 from nemotron.stack.models.decoding.cache import Cache
+from nemotron.stack.models.decoding.replay import ReplayedStep
 from nemotron.stack.models.kernels.experts import choose_implementation, dispatch, weighted_sum
 from nemotron.stack.models.kernels.linear import Rounding, matmul_nt, onednn_serves, rounded
 from nemotron.stack.models.layers import MLP, at_least_fp32
@@ -84,7 +86,7 @@ def prepare(model: NemotronH, cache: Cache) -> Step:
     for block, state in zip(model.blocks(), cache.layers, strict=True):
         norm, mixer = prepare_norm(block.norm.weight, block.norm.eps), block.mixer
         if isinstance(mixer, Mamba2) and isinstance(state, MambaCache):
-            steps.append((norm, prepare_mamba2(mixer, state)))
+            steps.append((norm, prepare_mamba2(mixer, state, cache)))
         elif isinstance(mixer, Attention) and isinstance(state, AttentionCache):
             steps.append((norm, prepare_attention(mixer, state, cache)))
         elif isinstance(mixer, MoE):
@@ -103,7 +105,21 @@ def prepare(model: NemotronH, cache: Cache) -> Step:
             cache.length += 1
             return lm_head(norm_f(x_BD))
 
-    return step
+    return ReplayedStep(step, cache) if can_be_recorded(model) else step
+
+
+def can_be_recorded(model: NemotronH) -> bool:
+    """Whether a step runs on a GPU and asks it for no number: as roundings may, and experts where they are multiplied
+    other than as a grouped product."""
+    if model.lm_head.weight.device.type != "cuda":
+        return False
+    roundings = ("round_input", "round_output", "round_active", "round_state")
+    if any(getattr(module, name, None) is not None for module in model.modules() for name in roundings):
+        return False
+    ups = [moe.experts.up_proj for moe in model.moe_blocks()]
+    inputs = [up_EFD.new_empty(1, up_EFD.shape[2], dtype=compute_dtype(up_EFD)) for up_EFD in ups]
+    ways = [choose_implementation(x_TD, 1, up_EFD.shape[1])[1] for x_TD, up_EFD in zip(inputs, ups, strict=True)]
+    return all(way == "grouped_mm" for way in ways)
 
 
 def explicit_dtypes(device: str) -> contextlib.AbstractContextManager[None]:
@@ -146,7 +162,7 @@ def prepare_norm(weight: Tensor, eps: float) -> Step:
     return step
 
 
-def prepare_mamba2(mixer: Mamba2, state: MambaCache) -> Step:
+def prepare_mamba2(mixer: Mamba2, state: MambaCache, cache: Cache) -> Step:
     """`M`: convolution over the last K inputs, then the recurrence."""
     block = PreparedMamba2(mixer)
 
@@ -155,7 +171,11 @@ def prepare_mamba2(mixer: Mamba2, state: MambaCache) -> Step:
         conv_Bc = torch.addcmul(block.conv_bias_c, xBC_Bc, block.tap_c)
         for past_Bc, past_tap_c in zip(state.conv, block.past_taps, strict=True):
             conv_Bc.addcmul_(past_Bc, past_tap_c)
-        state.conv = [*state.conv, xBC_Bc][1:]
+        if cache.slot_1 is None:
+            state.conv = [*state.conv, xBC_Bc][1:]
+        else:
+            for older_Bc, newer_Bc in pairwise([*state.conv, xBC_Bc]):
+                older_Bc.copy_(newer_Bc)
         x_BI, *inputs = block.recurrence_inputs(conv_Bc, dt_BH)
         y_BG1i = recurrence(state.ssm, *inputs)
         state.ssm = rounded(state.ssm, mixer.round_state)  # after it was read, as it is stored
@@ -231,21 +251,42 @@ def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> 
     project, o_proj = prepare_qkv(mixer), prepare_linear(mixer.o_proj.weight, mixer.o_proj.round_input)
 
     def step(x_BD: Tensor) -> Tensor:
-        q, k, v = project(x_BD)
-        slot = cache.length
-        state.k[:, :, slot] = k.view(-1, kv_heads, head_dim)
-        state.v[:, :, slot] = v.view(-1, kv_heads, head_dim)
-        mask = None if cache.key_mask_BS is None else cache.key_mask_BS[:, None, None, : slot + 1]
+        q, *newest = project(x_BD)
+        for kept, new in zip((state.k, state.v), newest, strict=True):
+            write_newest(kept, new.view(-1, kv_heads, 1, head_dim), cache)
+        end = cache.length + 1 if cache.slot_1 is None else cache.window
         with without_cudnn(state.k.device):
             out_BJaX = F.scaled_dot_product_attention(
                 q.view(-1, kv_heads, heads // kv_heads, head_dim).to(state.k.dtype),
-                state.k[:, :, : slot + 1],
-                state.v[:, :, : slot + 1],
-                attn_mask=mask,
+                state.k[:, :, :end],
+                state.v[:, :, :end],
+                attn_mask=mask_of_keys(cache, end),
             )
         return o_proj(out_BJaX.reshape(-1, heads * head_dim))
 
     return step
+
+
+def write_newest(kept_BJSX: Tensor, new_BJ1X: Tensor, cache: Cache) -> None:
+    """Put keys or values where the newest token's belong; where the slot is a tensor, by a pass over those in sight.
+
+    (Writing by index asks the device whether the index is valid, where sums have one order.)
+    """
+    if cache.slot_1 is None:
+        kept_BJSX[:, :, cache.length : cache.length + 1] = new_BJ1X
+        return
+    kept_BJSX = kept_BJSX[:, :, : cache.window]
+    is_newest_S1 = (torch.arange(cache.window, device=kept_BJSX.device) == cache.slot_1).unsqueeze(-1)
+    torch.where(is_newest_S1, new_BJ1X.to(kept_BJSX.dtype), kept_BJSX, out=kept_BJSX)
+
+
+def mask_of_keys(cache: Cache, end: int) -> Tensor | None:
+    """Which of the first `end` slots the newest token sees, bool [B or 1, 1, 1, end]; None: all."""
+    mask = None if cache.key_mask_BS is None else cache.key_mask_BS[:, None, None, :end]
+    if cache.slot_1 is None:
+        return mask
+    is_there_S = torch.arange(end, device=cache.slot_1.device) <= cache.slot_1
+    return is_there_S.view(1, 1, 1, end) if mask is None else mask & is_there_S
 
 
 def prepare_qkv(mixer: Attention) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:

@@ -67,9 +67,7 @@ class RoutedExperts(torch.autograd.Function):
         rows: ExpertRows = ctx.rows
         grad_SD = grad_TD.index_select(0, token_S)
         grad_weights_TK = (grad_SD * y_SD).sum(-1)[slot_TK].to(weights_TK.dtype)
-        weight_S = grad_TD.new_zeros(len(token_S))
-        weight_S[slot_TK] = weights_TK.to(grad_TD.dtype)
-        grad_y_SD = grad_SD.mul_(weight_S.unsqueeze(-1))
+        grad_y_SD = grad_SD.mul_(rows.weights(weights_TK.to(grad_TD.dtype)).unsqueeze(-1))
         grad_pre_SF = rows.products(grad_y_SD, down_EDF.transpose(1, 2)).mul_(relu_SF).mul_(2)
         grad_x_SD = rows.products(grad_pre_SF, up_EFD.transpose(1, 2))
         grad_up = grad_down = None
@@ -93,8 +91,8 @@ class ExpertRows:
 
     slot_TK: the row of each choice. token_S: the token of each row. capacity: rows of every expert, where all have
     equally many and are multiplied at once, else 0. ends_E: int32, where the rows of each expert end, for PyTorch's
-    grouped product. slices: the rows of every expert that has some, where they are multiplied one by one, through
-    oneDNN or not.
+    grouped product, and choice_S: the choice of each row, of T K; None where there is padding. slices: the rows of
+    every expert that has some, where they are multiplied one by one, through oneDNN or not.
     """
 
     num_experts: int
@@ -104,6 +102,15 @@ class ExpertRows:
     capacity: int = 0
     onednn: bool = False
     ends_E: Tensor | None = None
+    choice_S: Tensor | None = None
+
+    def weights(self, weights_TK: Tensor) -> Tensor:
+        """The weight of each row, 0 of padding: [S]."""
+        if self.choice_S is not None:
+            return weights_TK.flatten().index_select(0, self.choice_S)
+        weight_S = weights_TK.new_zeros(len(self.token_S))
+        weight_S[self.slot_TK] = weights_TK
+        return weight_S
 
     def products(self, x_SI: Tensor, weight_EOI: Tensor) -> Tensor:
         """x W^T of each expert's rows and its matrix: [S, in] and [E, out, in] -> [S, out]."""
@@ -177,14 +184,17 @@ def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, implementati
     sorted_R, order_R = chosen_TK.flatten().sort(stable=True)
     # Where each expert's rows end. `bincount` would ask the device for the largest index.
     last_E = torch.searchsorted(sorted_R, torch.arange(num_experts, device=sorted_R.device), right=True)
+    if implementation == "grouped_mm":
+        # Without asking the device for a number, as writing by index does where sums have one order: it checks indices.
+        assert multiple == 1
+        slot_TK = order_R.argsort().view_as(chosen_TK)
+        token_S = order_R.div(chosen_TK.shape[1], rounding_mode="floor")
+        return ExpertRows(num_experts, slot_TK, token_S, [], ends_E=last_E.int(), choice_S=order_R)
     counts_E = last_E.diff(prepend=last_E.new_zeros(1))
     padded_E = (counts_E + multiple - 1).div(multiple, rounding_mode="floor") * multiple
     moved_E = (padded_E.cumsum(0) - padded_E) - (last_E - counts_E)  # how far padding has moved an expert's first row
     slot_R = torch.empty_like(order_R)
     slot_R[order_R] = torch.arange(len(order_R), device=order_R.device) + moved_E[sorted_R]
-    if implementation == "grouped_mm":  # without asking the device for a number
-        assert multiple == 1
-        return ExpertRows(num_experts, *_slots(slot_R, len(slot_R), chosen_TK), [], ends_E=last_E.int())
     slices, start = [], 0
     for expert, count in enumerate(padded_E.tolist()):
         if count:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.decoding import cache as cache_module
 from nemotron.stack.models.decoding import steps as decode
 from nemotron.stack.models.decoding.steps import prefill, step
 from nemotron.stack.models.kernels import linear
@@ -19,7 +20,9 @@ PROMPTS = [6, 1, 13, 9, 2]  # unequal, one shorter than the convolution, one lon
 NEW = 12
 
 
-def check(model: NemotronH, tolerance: float = 1e-5, lengths: list[int] = PROMPTS) -> None:
+def check(
+    model: NemotronH, tolerance: float = 1e-5, lengths: list[int] = PROMPTS, can_be_replayed: bool = False
+) -> None:
     """Every row of a left-padded batch against the same row alone and whole."""
     source = torch.Generator().manual_seed(7)
     rows = [torch.randint(61, (length + NEW,), generator=source) for length in lengths]
@@ -34,6 +37,11 @@ def check(model: NemotronH, tolerance: float = 1e-5, lengths: list[int] = PROMPT
         for t in range(NEW):
             expected = torch.stack([whole[b][length - 1 + t] for b, length in enumerate(lengths)])
             torch.testing.assert_close(logits, expected, atol=tolerance, rtol=tolerance, msg=lambda m, t=t: f"{t}: {m}")
+            if can_be_replayed:
+                before = [tensor.data_ptr() for tensor in cache.tensors()] if cache.slot_1 is not None else None
+                cache.slot_1 = torch.tensor([0]) if cache.slot_1 is None else cache.slot_1
+                cache.slot_1.fill_(cache.length)
+                assert before in (None, [tensor.data_ptr() for tensor in cache.tensors()])  # nothing has moved
             logits = step(model, torch.stack([row[n + t] for row, n in zip(rows, lengths, strict=True)]), cache)
     assert cache.length == width + NEW
 
@@ -41,6 +49,16 @@ def check(model: NemotronH, tolerance: float = 1e-5, lengths: list[int] = PROMPT
 @pytest.mark.parametrize("pattern", ["M", "*", "E", "-", "MEM*EME", "M-M*-"])
 def test_decode_equals_the_whole_sequence(make_model: Callable[..., NemotronH], pattern: str) -> None:
     check(make_model(pattern))
+
+
+@pytest.mark.parametrize("pattern", ["M", "*", "MEM*EME"])
+@pytest.mark.parametrize("lengths", [[4], [4] * 3, PROMPTS], ids=["a-row", "rows-without-padding", "padded-rows"])
+def test_steps_that_can_be_replayed(
+    make_model: Callable[..., NemotronH], monkeypatch: pytest.MonkeyPatch, pattern: str, lengths: list[int]
+) -> None:
+    """Those of a GPU: the slot is a tensor, keys are read up to a growing power of two, and states stay in place."""
+    monkeypatch.setattr(cache_module, "MIN_WINDOW", 2)
+    check(make_model(pattern), lengths=lengths, can_be_replayed=True)
 
 
 @pytest.mark.parametrize(

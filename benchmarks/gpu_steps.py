@@ -52,13 +52,13 @@ def any_order() -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
 
 
-def one_by_one_kernel() -> contextlib.AbstractContextManager[object]:
+def kernel_by_kernel() -> contextlib.AbstractContextManager[object]:
     return mock.patch.object(replay, "MAX_ROWS", 0)
 
 
 @contextlib.contextmanager
 def cudnn() -> Iterator[None]:
-    with one_by_one_kernel(), mock.patch.object(steps, "without_cudnn", lambda device: contextlib.nullcontext()):
+    with kernel_by_kernel(), mock.patch.object(steps, "without_cudnn", lambda device: contextlib.nullcontext()):
         yield
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     model.eval()
     torch.use_deterministic_algorithms(False)  # in a session they are on, and cuDNN is off
     decoding: Ways = {
-        "as it is": contextlib.nullcontext, "launched kernel by kernel": one_by_one_kernel,
+        "as it is": contextlib.nullcontext, "launched kernel by kernel": kernel_by_kernel,
         "and with cuDNN's attention": cudnn,
     }  # fmt: skip
     capacity = PROMPT_TOKENS + NEW_TOKENS * (1 + rounds) * len(decoding)

@@ -270,7 +270,7 @@ def prepare_attention(mixer: Attention, state: AttentionCache, cache: Cache) -> 
 def write_newest(kept_BJSX: Tensor, new_BJ1X: Tensor, cache: Cache) -> None:
     """Put keys or values where the newest token's belong; where the slot is a tensor, by a pass over those in sight.
 
-    (Writing by index asks the device whether the index is valid, where sums have one order.)
+    (Writing by index takes as long, and sorts indices first where sums have one order.)
     """
     if cache.slot_1 is None:
         kept_BJSX[:, :, cache.length : cache.length + 1] = new_BJ1X

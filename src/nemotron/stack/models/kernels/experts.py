@@ -185,7 +185,7 @@ def sorted_rows(chosen_TK: Tensor, num_experts: int, multiple: int, implementati
     # Where each expert's rows end. `bincount` would ask the device for the largest index.
     last_E = torch.searchsorted(sorted_R, torch.arange(num_experts, device=sorted_R.device), right=True)
     if implementation == "grouped_mm":
-        # Without asking the device for a number, as writing by index does where sums have one order: it checks indices.
+        # By a second sort: writing by index sorts, too, where sums have one order, and takes 0.2 ms to be launched.
         assert multiple == 1
         slot_TK = order_R.argsort().view_as(chosen_TK)
         token_S = order_R.div(chosen_TK.shape[1], rounding_mode="floor")

@@ -43,8 +43,8 @@ class Cache:
     @property
     def window(self) -> int:
         """How many slots a replayed step reads: a power of two above `length`, or all."""
-        window = max(MIN_WINDOW, 1 << self.length.bit_length())
-        return window if self.capacity is None else min(window, self.capacity)
+        window, capacity = max(MIN_WINDOW, 1 << self.length.bit_length()), self.capacity
+        return window if capacity is None else min(window, capacity)
 
     def tensors(self) -> Iterator[Tensor]:
         """All that a step reads and writes, but the weights."""

@@ -37,6 +37,8 @@ from nemotron.stack.models.nemotron_h import NemotronH
 ONEDNN_ROWS, ONEDNN_SIZE, ONEDNN_WEIGHTS = 16, 1 << 20, 1 << 18
 # Bytes of the SSM state that are updated and read while they stay in the processor's cache.
 STATE_BLOCK = 4 << 20
+# Compute capabilities, up to the dot, whose grouped product is one kernel; for others PyTorch reads each one's rows.
+GROUPED_MM_MAJORS = (9, 10)
 
 Step = Callable[[Tensor], Tensor]
 ExpertStep = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, weights and choices: [T, D], [T, K], [T, K]
@@ -109,14 +111,15 @@ def prepare(model: NemotronH, cache: Cache) -> Step:
 
 
 def can_be_recorded(model: NemotronH) -> bool:
-    """Whether a step runs on a GPU and asks it for no number: as roundings may, and experts where they are multiplied
-    other than as a grouped product."""
-    if model.lm_head.weight.device.type != "cuda":
+    """Whether a step runs on a GPU and asks it for no number: as roundings may, and experts unless they are multiplied
+    as a grouped product, which is one kernel on Hopper and Blackwell."""
+    device, moes = model.lm_head.weight.device, model.moe_blocks()
+    if device.type != "cuda" or (moes and torch.cuda.get_device_capability(device)[0] not in GROUPED_MM_MAJORS):
         return False
     roundings = ("round_input", "round_output", "round_active", "round_state")
     if any(getattr(module, name, None) is not None for module in model.modules() for name in roundings):
         return False
-    ups = [moe.experts.up_proj for moe in model.moe_blocks()]
+    ups = [moe.experts.up_proj for moe in moes]
     inputs = [up_EFD.new_empty(1, up_EFD.shape[2], dtype=compute_dtype(up_EFD)) for up_EFD in ups]
     ways = [choose_implementation(x_TD, 1, up_EFD.shape[1])[1] for x_TD, up_EFD in zip(inputs, ups, strict=True)]
     return all(way == "grouped_mm" for way in ways)
@@ -273,7 +276,7 @@ def write_newest(kept_BJSX: Tensor, new_BJ1X: Tensor, cache: Cache) -> None:
     (Writing by index takes as long, and sorts indices first where sums have one order.)
     """
     if cache.slot_1 is None:
-        kept_BJSX[:, :, cache.length : cache.length + 1] = new_BJ1X
+        kept_BJSX[:, :, cache.length] = new_BJ1X.squeeze(2)
         return
     kept_BJSX = kept_BJSX[:, :, : cache.window]
     is_newest_S1 = (torch.arange(cache.window, device=kept_BJSX.device) == cache.slot_1).unsqueeze(-1)

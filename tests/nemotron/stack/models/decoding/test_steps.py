@@ -38,11 +38,11 @@ def check(
             expected = torch.stack([whole[b][length - 1 + t] for b, length in enumerate(lengths)])
             torch.testing.assert_close(logits, expected, atol=tolerance, rtol=tolerance, msg=lambda m, t=t: f"{t}: {m}")
             if can_be_replayed:
-                before = [tensor.data_ptr() for tensor in cache.tensors()] if cache.slot_1 is not None else None
-                cache.slot_1 = torch.tensor([0]) if cache.slot_1 is None else cache.slot_1
-                cache.slot_1.fill_(cache.length)
-                assert before in (None, [tensor.data_ptr() for tensor in cache.tensors()])  # nothing has moved
+                cache.slot_1 = torch.tensor([cache.length])
+            before = [tensor.data_ptr() for tensor in cache.tensors()]
             logits = step(model, torch.stack([row[n + t] for row, n in zip(rows, lengths, strict=True)]), cache)
+            if can_be_replayed:
+                assert [tensor.data_ptr() for tensor in cache.tensors()] == before, "memory of the cache has moved"
     assert cache.length == width + NEW
 
 

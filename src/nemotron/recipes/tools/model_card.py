@@ -52,7 +52,7 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         count=count_parameters(config),
         mtp=count_mtp_parameters(config),
         dtype=dtype,
-        numbers=list(_scalars(record.get("metrics") or {})),
+        numbers=list(_scalars(_measured(record.get("metrics") or {}))),
         evaluations=list(_evaluations(version, registry)),
         lineage="\n".join(format_lineage(lineage)),
         sources=raw_sources(lineage),
@@ -92,6 +92,11 @@ def _evaluations(version: Version, registry: Registry) -> Iterator[tuple[Version
                 yield results, None, tasks
             if roles or own_run:
                 break
+
+
+def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the windows that pretraining has read: they say where its next phase goes on, nothing of the model."""
+    return {name: value for name, value in metrics.items() if name != "drawn"}
 
 
 def _scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -55,6 +55,7 @@ def published(tmp_path_factory: pytest.TempPathFactory, small_model: Callable[..
         patch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(artifacts))
         data = Dataset(path=data_dir, num_examples=1, sources=["the-raw-text"]).save("nano3-sft-data-tiny")
         metrics = {"valid_loss": {"stories": 1.25}, "active_parameters": 12345, "mixture": [{"source": "a"}]}
+        metrics |= {"drawn": {". 128 1234": {"stories": 7020}}}
         saved = Model(path=folder, num_steps=70, tokens=4096, tokenizer_path=folder, metrics=metrics, sources=["x"])
         saved.save("nano3-sft-model-tiny")
         entry = {"tasks": 40, "greedy": 0.625, "greedy_95": [0.47, 0.76]}
@@ -139,6 +140,7 @@ def test_the_card_says_what_the_records_say(published: Path, exported: Path) -> 
         "| weights | float32 |",
     ):  # fmt: skip
         assert said in body, said
+    assert "7,020" not in body, "where pretraining goes on, no measure of the model"
 
 
 def test_the_card_shows_how_a_base_model_and_one_that_answers_are_used(published: Path, tmp_path: Path) -> None:

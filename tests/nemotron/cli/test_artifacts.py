@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import RunFailed, UserError
+from nemotron.cli.commands.artifacts import LONGEST_TEXT
 from nemotron.cli.main import app
 
 
@@ -29,7 +30,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Vers
         record = {
             "type": "Model" if "model" in name else "Dataset",
             "fields": {"step": 7},
-            "metrics": {"loss": 1.5},
+            "metrics": {"loss": 1.5, "samples": "s" * 5000},
             "created_at": "2025-01-02T03:04:05+00:00",
             "producer": {"script": "train.py", "name": "nano3/pretrain"},
             "inputs": inputs,
@@ -69,8 +70,9 @@ def test_show_gives_the_record_and_the_files(published: dict[str, Version]) -> N
     assert lines["artifact"] == "some-model:1"
     assert lines["digest"] == published["first"].digest
     assert lines["metrics.loss"] == "1.5"
+    assert lines["metrics.samples"] == "s" * LONGEST_TEXT + "… (5,000 characters, all of them with --json)"
     assert lines["inputs.data"] == published["data"].pinned
-    assert json.loads(run("show some-model:1 --json").output)["metrics"] == {"loss": 1.5}
+    assert json.loads(run("show some-model:1 --json").output)["metrics"] == {"loss": 1.5, "samples": "s" * 5000}
 
 
 def test_lineage_walks_to_the_raw_source(published: dict[str, Version]) -> None:

@@ -16,6 +16,9 @@ from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, report
 
+# Of a value that `show` prints, in characters: the samples of what curation dropped are many thousands.
+LONGEST_TEXT = 1000
+
 artifacts = typer.Typer(
     help="Published artifacts: list, show, compare, add, watch for, trace back, verify, remove.", no_args_is_help=True
 )
@@ -72,6 +75,8 @@ def show(
     rows = describe(version)
     width = max(len(label) for label, _ in rows)
     for label, text in rows:
+        if len(text) > LONGEST_TEXT:
+            text = f"{text[:LONGEST_TEXT]}… ({len(text):,} characters, all of them with --json)"
         typer.echo(f"{label:<{width}}  {text}")
 
 

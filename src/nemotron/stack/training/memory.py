@@ -1,9 +1,11 @@
 """Whether a training run fits into this machine's memory, estimated before anything is allocated.
 
-On a CPU nothing else says so: the kernel ends the process without a word. A GPU refuses by itself.
+On a CPU nothing else says so: the kernel ends the process without a word. A GPU refuses by itself, but not before all
+weights have been read; what it must hold in any case is checked.
 
 Measured peaks of resident memory were 0.85 to 1.7 times the estimate (the most under bf16, whose matrix products make
-copies of their own): it stops what is far too large, and is no promise about what is near the limit.
+copies of their own): it stops what is far too large, and is no promise about what is near the limit. On an H200
+adapters of the published Nano 3 took 0.98 and 0.99 of it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.errors import UserError
@@ -25,7 +29,7 @@ from nemotron.stack.models.published.memory import (
     weight_bytes,
 )
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
-from nemotron.stack.training.distributed import least_of_ranks
+from nemotron.stack.training.distributed import Ranks, least_of_ranks
 from nemotron.stack.training.session import Session
 
 _MODULES = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
@@ -61,7 +65,9 @@ class Needs:
 
 
 def check_memory(session: Session, needs: Needs, key: str) -> None:
-    """Refuse a run on the CPU that does not fit into the memory of one of its machines; on all ranks alike.
+    """Refuse a run that does not fit into the memory of one of its machines or GPUs; on all ranks alike.
+
+    On a GPU, only for what is there all the time: weights, gradients and moments.
 
     Args:
         session: says where and in which precision is trained.
@@ -72,6 +78,7 @@ def check_memory(session: Session, needs: Needs, key: str) -> None:
     """
     ranks = session.ranks
     if ranks.device.type != "cpu":
+        check_gpu_memory(ranks, needs)
         return
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))  # of this machine
     state = processes * state_bytes(needs, ranks.world_size, session.bf16)
@@ -98,6 +105,19 @@ def check_memory(session: Session, needs: Needs, key: str) -> None:
         f"copies of them, {what}), and {human_size(available)} are available",
         hint,
     )
+
+
+def check_gpu_memory(ranks: Ranks, needs: Needs) -> None:
+    """UserError where weights, gradients and moments alone exceed what is free; sharded ones are not counted."""
+    if needs.sharded and ranks.world_size > 1:
+        return
+    state, free = state_bytes(needs, ranks.world_size, bf16=False), torch.cuda.mem_get_info(ranks.device)[0]
+    if (missing := -least_of_ranks(free - state)) > 0:
+        raise UserError(
+            f"training needs {human_size(state)} of a GPU's memory for weights, gradients and moments alone, and "
+            f"{human_size(state - missing)} are free",
+            "a larger GPU, a smaller model, or none: -c tiny runs on a CPU",
+        )
 
 
 def state_bytes(needs: Needs, world_size: int, bf16: bool) -> int:

@@ -28,6 +28,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from nemo_runspec.errors import RunFailed
 from nemotron.kit.metrics import MetricsLog, Progress
 from nemotron.kit.run import Run, open_run
 from nemotron.kit.schemas.training import CheckpointConfig
@@ -62,6 +63,7 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
     settings = cfg.checkpoint
     with (
         open_run(cfg, script=script) as run,
+        full_gpu_in_a_line(),
         StopFlag() as stop,
         Checkpoints(run.dir / "checkpoints", run.fingerprint, settings.keep_last, settings.async_save) as checkpoints,
     ):
@@ -71,6 +73,20 @@ def open_session(cfg: SessionConfig, script: str | Path) -> Iterator[Session]:
             yield session
         finally:
             session.threads.end()
+
+
+@contextlib.contextmanager
+def full_gpu_in_a_line() -> Iterator[None]:
+    """RunFailed where PyTorch finds no memory on a GPU."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        what, ends, _ = str(error).partition(" is free")  # behind it stands what PyTorch itself has
+        raise RunFailed(
+            what + ends,
+            "smaller train.micro_batch_size, policy.train_micro_batch_size or policy.generation.batch_size need less; "
+            "the same command goes on from the last checkpoint",
+        ) from error
 
 
 def chosen_precision(mixed_precision: str, device: torch.device, begun: Checkpoints | None = None) -> str:

@@ -100,8 +100,23 @@ def test_a_run_that_does_not_fit_is_refused_before_it_begins(monkeypatch: pytest
     monkeypatch.setattr(memory, "least_of_ranks", lambda margin: margin - 2**30)
     with pytest.raises(UserError, match=r"about 614 GB of memory .* 613 GB are available"):
         check_memory(session, needs, "train.micro_batch_size")
-    session.ranks.device = torch.device("cuda")  # which refuses by itself
-    check_memory(session, needs, "train.micro_batch_size")
+
+
+def test_a_gpu_that_cannot_hold_the_weights_is_said_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nano 3 with adapters, and whole; activations are not counted, nor weights of which it holds a slice."""
+    session, frozen = session_of(1, bf16=True), 63_000_000_000
+    session.ranks.device = torch.device("cuda")
+    adapters = Needs(PRESETS["nano3-30b"], 10**9, trained=10**7, frozen_bytes=frozen)
+    needed = frozen + 16 * 10**7
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 2 * needed))
+    check_memory(session, adapters, "train.micro_batch_size")
+    session.ranks.world_size = 8
+    check_memory(session, Needs(PRESETS["nano3-30b"], 1, sharded=True), "train.micro_batch_size")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 10**9, 2 * needed))
+    with pytest.raises(UserError, match=r"needs 63.2 GB of a GPU's memory .* alone, and 62.2 GB are free"):
+        check_memory(session, adapters, "train.micro_batch_size")
+    with pytest.raises(UserError, match="needs 505 GB"):
+        check_memory(session, Needs(PRESETS["nano3-30b"], 1), "train.micro_batch_size")
 
 
 def test_completions_that_are_sampled_beside_training_are_added(

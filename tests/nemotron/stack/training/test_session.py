@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from nemo_runspec.errors import RunFailed
 from nemotron.kit import MetricsLog, Progress
 from nemotron.kit.schemas.optimizer import AdamWConfig
 from nemotron.kit.stop import StopFlag, StopRequested
 from nemotron.stack.training.checkpoint import Checkpoints
 from nemotron.stack.training.distributed import ALONE
 from nemotron.stack.training.optim import build_optimizer
-from nemotron.stack.training.session import Session, chosen_precision
+from nemotron.stack.training.session import Session, chosen_precision, full_gpu_in_a_line
 
 CPU = torch.device("cpu")
 
@@ -48,6 +49,14 @@ def make_session(folder: Path, save_interval: int = 4, resumed: bool = False) ->
 def saved(folder: Path) -> list[int]:
     """The steps of the checkpoints on disk."""
     return sorted(int(path.name.removeprefix("step-")) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def test_a_gpu_without_memory_is_a_line_of_error() -> None:
+    message = "CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total capacity of 79 GiB of which 1 GiB is free"
+    with pytest.raises(RunFailed) as failed, full_gpu_in_a_line():
+        raise torch.OutOfMemoryError(f"{message}. Of the allocated memory 76 GiB is allocated by PyTorch.")
+    assert failed.value.message == message
+    assert "train.micro_batch_size" in str(failed.value.hint)
 
 
 @pytest.mark.parametrize(("step", "due"), [(0, False), (3, False), (4, True), (8, True), (9, False), (10, True)])

@@ -43,7 +43,8 @@ class NamedModel(NemotronLM):
         pretrained: a name, a directory or hf://ORG/NAME.
         thinking: reasoning on or off; None: as the model was trained.
         batch_size, device, and max_batch_size, which is not looked at: as lm-eval hands them over. Without a device it
-            is the GPU, if there is one. The model is in fp32, as `nano3 eval` asks it.
+            is the GPU, if there is one.
+        dtype: of the weights, float32 as `nano3 eval` has it, or bfloat16.
         others: as `NemotronLM`.
     """
 
@@ -53,17 +54,18 @@ class NamedModel(NemotronLM):
         thinking: bool | None = None,
         batch_size: int | str = 64,
         device: str | None = None,
+        dtype: str = "float32",
         max_batch_size: int | None = None,
         **others: int,
     ) -> None:
         known = ("max_length", "max_gen_toks")
         if unknown := next((name for name in others if name not in known), None):
-            raise UserError(f"--model_args {unknown}", did_you_mean(unknown, ("thinking", *known)))
+            raise UserError(f"--model_args {unknown}", did_you_mean(unknown, ("thinking", "dtype", *known)))
         if not str(batch_size).isdecimal():
             raise UserError(f"--batch_size {batch_size}: a number of rows expected")
         found = find_model(pretrained)
         place = device or "cuda"  # lm-eval's default as well, also without one
-        model = load_model(found.folder, device=place if torch.cuda.is_available() else "cpu")
+        model = load_model(found.folder, dtype, place if torch.cuda.is_available() else "cpu")
         super().__init__(
             model, found.tokenizer, None if found.is_base else found.template,
             thinking=found.reasons if thinking is None else thinking, batch_size=int(batch_size), **others,

@@ -39,6 +39,7 @@ from nemotron.stack.models.published.hub import (
     hub_layout,
     load_weights,
     open_weights,
+    parse_dtype,
     write_directory,
 )
 from nemotron.stack.quantization.fp8_ptq import FP8
@@ -248,11 +249,11 @@ def read_quantization(folder: Path, model: NemotronH) -> Quantization:
     return Quantization(plan, packed, input_scales, kv_scales, state)
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> NemotronH:
+def load_model(folder: Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu") -> NemotronH:
     """The model of a directory, to ask or to score; a quantised one as emulated.
 
     Quantised weights become what their codes and scales stand for, and the model rounds activations as the directory
-    says. Its speed and its memory are those of `dtype`.
+    says. Its speed and its memory are those of `dtype`, also as a word ("bfloat16").
 
     Raises:
         UserError: as `NemotronH.from_pretrained`, `read_quantization` and `hub.load_weights`.
@@ -266,7 +267,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: torch.d
     parameters = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: parameters[id(matrix(model, name))] for name in quantization.plan}
     weights = {names[name]: packed.dequantize() for name, packed in quantization.packed.items()}
-    load_weights(model, folder, dtype, device, weights)
+    load_weights(model, folder, parse_dtype(dtype), device, weights)
     round_activations(model, quantization)
     return model
 

@@ -152,17 +152,18 @@ def test_a_model_is_in_fp32_on_the_gpu_if_there_is_one(
 ) -> None:
     from nemotron.recipes.tools import lm_eval_run
 
-    def load_model(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> NemotronH:
+    def load_model(folder: Path, dtype: str, device: str) -> NemotronH:
         loaded.append((dtype, device))
         return lm.model
 
-    loaded: list[tuple[torch.dtype, str]] = []
+    loaded: list[tuple[str, str]] = []
     found = FoundModel(lm.folder, lm.folder, "tiny", "nano3", is_base=False, reasons=True)
     monkeypatch.setattr(lm_eval_run, "find_model", lambda word: found)
     monkeypatch.setattr(lm_eval_run, "load_model", load_model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     lm_eval_run.NamedModel("tiny", device=device)
-    assert loaded == [(torch.float32, place)]
+    lm_eval_run.NamedModel("tiny", device=device, dtype="bfloat16")
+    assert loaded == [("float32", place), ("bfloat16", place)]
 
 
 def test_what_the_decoder_does_not_have_is_refused(lm: NemotronLM) -> None:

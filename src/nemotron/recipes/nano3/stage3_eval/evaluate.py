@@ -107,6 +107,7 @@ class Asked:
     ruler: RulerConfig
     pretrain_data: str | None
     processes: int
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def main() -> None:
     families = verifiable_families(cfg.tasks.families, cfg.tasks.sandbox)
     cfg = cfg.model_copy(update={"tasks": cfg.tasks.model_copy(update={"families": families})})
     processes = 1 if torch.cuda.is_available() else cfg.processes
-    asked = Asked(cfg.tasks, cfg.questions, cfg.text, cfg.ruler, cfg.run.pretrain_data, processes)
+    asked = Asked(cfg.tasks, cfg.questions, cfg.text, cfg.ruler, cfg.run.pretrain_data, processes, cfg.dtype)
     tasks = tasks_of(asked)
     if not tasks:
         raise UserError("nothing to evaluate on: tasks.per_family is 0, and there are no questions")
@@ -303,7 +304,7 @@ def measure(artifact: Model, asked: Asked) -> Measured:
     if asked.processes > 1:  # two threads of one process generate no faster than one
         torch.set_num_threads(max(1, torch.get_num_threads() // asked.processes))
     tasks = tasks_of(asked)
-    model = load_model(artifact.path, device="cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(artifact.path, asked.dtype, "cuda" if torch.cuda.is_available() else "cpu")
 
     def score(samples: int, thinking: bool, max_reasoning: int | None = None) -> Evaluation:
         return evaluate_model(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -172,6 +172,9 @@ class EvalConfig(Group):
     questions: Questions = Field([])
     processes: int = Field(
         1, ge=1, description="models evaluated at once without a GPU, each in a process with its share of the cores"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the weights: bfloat16 takes half the memory, and gives some other answers"
     )
     text: TextConfig = Field(default_factory=TextConfig)
     ruler: RulerConfig = Field(default_factory=RulerConfig)

@@ -126,7 +126,7 @@ def publish_folder(folder: Path, name: str, where: str, registry: Registry, **fi
     names = [entry.name for entry in folder.iterdir() if is_model_file(entry.name)]
     names = sorted(names + [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (folder / name).is_file()])
     if registry.versions(name):
-        digest = payload_digest({each: sha256_file(folder / each) for each in names})
+        digest = payload_digest({each: _sha256(folder / each) for each in names})
         for version in registry.readable(name):
             if version.digest == digest:
                 return version
@@ -155,6 +155,13 @@ def publish_folder(folder: Path, name: str, where: str, registry: Registry, **fi
             **{"num_steps": 0, "num_parameters": num_parameters(folder), "sources": sources, **fields},
         )
         return model.save(name, registry=registry).version
+
+
+def _sha256(file: Path) -> str:
+    """The sha256 of a file, without reading it where it lies in the Hub's cache: a large one is named by it there."""
+    blob = file.resolve()
+    is_named = blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name)
+    return blob.name if is_named else sha256_file(file)
 
 
 class Origin(BaseModel):

@@ -15,11 +15,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.config.loader import load_config
 from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
-from nemotron.kit import Dataset, Model, SFTPack
+from nemotron.kit import Dataset, Model, SFTPack, model_folder
 from nemotron.kit.dataset_folder import add_dataset
 from nemotron.kit.model_folder import adopt_model
 
@@ -73,6 +74,27 @@ def test_a_directory_is_published_once(registry: Registry, folder: Path) -> None
     changed = adopt_model(str(folder), registry)
     assert changed is not None and changed.ref == "my-model:2"
     assert adopt_model(str(version.path), registry) == version  # a path in the registry is what lies there
+
+
+def test_a_large_file_in_the_cache_of_the_hub_is_not_read_to_be_recognised(
+    registry: Registry, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies there under its sha256, and 63 GB of it are minutes; small ones under another hash."""
+    weights, read = folder / "model.safetensors", list[Path]()
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for file, name in ((weights, sha256_file(weights)), (folder / "tokenizer.json", "a" * 40)):
+        file.rename(blobs / name)
+        file.symlink_to(blobs / name)
+    version = adopt_model(str(folder), registry)
+
+    def note(path: Path) -> str:
+        read.append(path)
+        return sha256_file(path)
+
+    monkeypatch.setattr(model_folder, "sha256_file", note)
+    assert adopt_model(str(folder), registry) == version
+    assert [path.name for path in read] == ["config.json", "tokenizer.json"]
 
 
 def test_a_directory_is_published_where_it_is_looked_up(registry: Registry, folder: Path, tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_data_without_a_trained_token_is_refused(
     assert str(refused.value).splitlines()[0] == f"{tmp_path}/{complaint}"
 
 
+def test_data_of_which_nothing_was_held_out_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = SimpleNamespace(ref="data:v1", path=tmp_path, tokenizer_path=None, train_path=tmp_path, valid_path=None)
+    monkeypatch.setattr(script.SFTPack, "load", lambda path: pack)
+    monkeypatch.setattr(script.Checkpoint, "load", lambda path: SimpleNamespace(ref="model:v1", path=tmp_path))
+    with pytest.raises(UserError, match="data:v1 has no validation rows") as refused:
+        script.open_data(config_of(peft={}), ALONE)
+    assert "valid_fraction" in str(refused.value.hint)
+
+
 def test_quantisation_refuses_held_out_rows_of_which_it_measures_no_token(tmp_path: Path) -> None:
     pack = SimpleNamespace(ref="data:v1", valid_path=write_split(tmp_path, "valid", [0] * 8 + [1]), seq_len=4)
     with pytest.raises(UserError, match=r"in the first 8 of 9 rows, all that dataset\.eval_rows reads"):

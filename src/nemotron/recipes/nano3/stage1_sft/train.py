@@ -142,7 +142,9 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
     ranks.check_divides("train.global_batch_size", cfg.train.global_batch_size)
     cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)
     if pack.train_path is None or pack.valid_path is None:
-        raise UserError(f"{pack.ref} has no {'training' if pack.train_path is None else 'validation'} rows")
+        what = "training" if pack.train_path is None else "validation"
+        hint = "valid_fraction of a source of data prep is the share held out; of few conversations it may be none"
+        raise UserError(f"{pack.ref} has no {what} rows", hint if what == "validation" else None)
     seq_len, seed, reduction = pack.seq_len, cfg.rng.seed, cfg.train.loss_reduction
     loader = PackedLoader(pack.train_path, seq_len, seed, ranks, reduction)
     valid = PackedLoader(pack.valid_path, seq_len, seed, reduction=reduction)  # whole on every rank: `validate` deals

@@ -32,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from nemo_runspec.artifacts.aside import fsync_directory
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.write import write_in_one_step
 from nemotron.stack.models.config import NemotronHConfig
@@ -326,22 +327,29 @@ def load_weights(
         dequantized: parameters whose codes somebody else has read, by their names in the model.
 
     Raises:
-        UserError: see `checked_weights` and `Stored.read_into`.
+        UserError: see `checked_weights` and `Stored.read_into`; a GPU has no room for them.
     """
-    dequantized = dequantized or {}
+    dequantized, wanted = dequantized or {}, model.state_dict()
     packed = hub_layout(dequantized)
-    stored = checked_weights(folder, model.state_dict(), packed)
-    state: dict[str, Tensor] = {
-        name: tensor.to(device, dtype_in(name, dtype or tensor.dtype)) for name, tensor in dequantized.items()
-    }
-    for name, meta in model.state_dict().items():
+    stored = checked_weights(folder, wanted, packed)
+    target_dtypes: dict[str, torch.dtype] = {}
+    for name, meta in wanted.items():
         if name in dequantized:
             continue
         dtypes = {stored[piece].dtype for piece in hub_layout({name: meta})}
+            target_dtypes[name] = dtype_in(name, dtype or dequantized[name].dtype)
         if len(dtypes) > 1:
             raise UserError(f"{folder}: experts of {name} have different dtypes: {', '.join(sorted(dtypes))}")
-        target_dtype = dtype_in(name, dtype or DTYPES[dtypes.pop()])
-        state[name] = torch.empty(meta.shape, dtype=target_dtype, device=device)
+        target_dtypes[name] = dtype_in(name, dtype or DTYPES[dtypes.pop()])
+    if torch.device(device).type == "cuda":
+        needed = sum(meta.numel() * target_dtypes[name].itemsize for name, meta in wanted.items())
+        _check_room(folder, needed, device, dtype)
+    state = {
+        name: dequantized[name].to(device, target_dtypes[name])
+        if name in dequantized
+        else torch.empty(meta.shape, dtype=target_dtypes[name], device=device)
+        for name, meta in wanted.items()
+    }
     for name, target in hub_layout(state).items():
         if name not in packed:
             stored[name].read_into(target)
@@ -356,6 +364,17 @@ def load_weights(
 
 def checked_weights(folder: Path, state: Mapping[str, Tensor], packed: Collection[str] = ()) -> dict[str, Stored]:
     """The tensors of a model directory, checked against a model's state dict (which may be on the meta device).
+def _check_room(folder: Path, needed: int, device: torch.device | str, dtype: torch.dtype | None) -> None:
+    """UserError where a GPU cannot hold so many bytes: better now than when most of them have been read."""
+    # What PyTorch keeps of tensors that are gone, of the model before, is free as well.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if needed > (free := torch.cuda.mem_get_info(device)[0] + kept):
+        raise UserError(
+            f"{folder}: its weights take {human_size(needed)} of a GPU's memory, and {human_size(free)} are free",
+            "dtype=bfloat16 takes half" if dtype == torch.float32 else None,
+        )
+
+
 
     Quantised weights, those in `packed`, and all scales (`….weight_scale`) are left out: others check them.
 

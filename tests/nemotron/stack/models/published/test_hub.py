@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.errors import UserError
 from nemotron.stack.models import NemotronH, NemotronHConfig
 from nemotron.stack.models.decoding.generate import generate
@@ -125,6 +126,21 @@ def test_other_dtypes(make_model: Make, tmp_path: Path, dtype: torch.dtype) -> N
         assert torch.equal(tensor, as_stored.state_dict()[name].float())
     said = json.loads((tmp_path / "cast" / "config.json").read_text())["torch_dtype"]
     assert f"torch.{said}" == str(dtype)
+
+
+def test_a_gpu_without_room_for_the_weights_is_said_before_they_are_read(
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What PyTorch keeps for the next tensors, those of a model before this one, counts as room."""
+    make_model("ME").save_pretrained(tmp_path, dtype="bfloat16")
+    needed = sum(tensor.nbytes for tensor in NemotronH.from_pretrained(tmp_path).state_dict().values())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 5000, 2 * needed))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 10_000)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 12_000)
+    sizes = f"{human_size(needed)} of a GPU's memory, and {human_size(needed - 3000)} are free"
+    with pytest.raises(UserError, match=f"its weights take {sizes}") as refused:
+        NemotronH.from_pretrained(tmp_path, device="cuda")
+    assert refused.value.hint == "dtype=bfloat16 takes half"
 
 
 def test_a_dtype_may_be_a_word(make_model: Make, tmp_path: Path) -> None:

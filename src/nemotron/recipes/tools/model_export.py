@@ -46,7 +46,7 @@ from nemotron.recipes.tools.model_files import whole_directory, write_manifest
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.published.config_json import is_quantized, load_config, read_config
+from nemotron.stack.models.published.config_json import KEPT_KEYS, is_quantized, load_config, read_config
 from nemotron.stack.models.published.hub import (
     DTYPES,
     Written,
@@ -57,9 +57,6 @@ from nemotron.stack.models.published.hub import (
     parse_size,
     write_directory,
 )
-
-# Keys of the artifact's config.json that go on into the exported one; the architecture is written anew.
-KEPT_KEYS = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)

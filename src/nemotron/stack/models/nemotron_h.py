@@ -7,9 +7,10 @@ checkpoints (`backbone.layers.N.mixer.…`); on disk every expert is a separate 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -203,10 +204,14 @@ class NemotronH(nn.Module):
         return model.total + mtp.total, model.active
 
     def save_pretrained(
-        self, path: Path, dtype: torch.dtype | str | None = None, max_shard_size: int = hub.MAX_SHARD_SIZE
+        self,
+        path: Path,
+        dtype: torch.dtype | str | None = None,
+        max_shard_size: int = hub.MAX_SHARD_SIZE,
+        others: Mapping[str, Any] | None = None,
     ) -> None:
         """Write `config.json` and the weights into a directory, in the published layout; see `hub.save_model`."""
-        hub.save_model(Path(path), self.config, self.state_dict(), hub.parse_dtype(dtype), max_shard_size)
+        hub.save_model(Path(path), self.config, self.state_dict(), hub.parse_dtype(dtype), max_shard_size, others)
 
     @classmethod
     def from_pretrained(

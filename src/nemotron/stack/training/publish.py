@@ -9,23 +9,42 @@ from typing import Any, TypeVar
 from nemotron.kit.artifact import Model
 from nemotron.kit.run import Run
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import CONFIG_FILE, KEPT_KEYS, read_config
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 
-def publish_model(run: Run, model: NemotronH, tokenizer_dir: Path, metrics: dict[str, Any], **fields: Any) -> Model:
+def publish_model(
+    run: Run,
+    model: NemotronH,
+    tokenizer_dir: Path,
+    metrics: dict[str, Any],
+    *,
+    move: bool = False,
+    **fields: Any,
+) -> Model:
     """Publish `model` in Hugging Face layout, with the tokenizer of `tokenizer_dir`, as the artifact `run.output`.
 
     Args:
+        tokenizer_dir: where it is a model's, token ids and length of its config are the new one's, too.
         metrics: for the artifact's record; the number of active parameters is added.
+        move: leave no second copy in `run.output_dir`, where a run that goes on would find nothing that it needs.
         fields: of `Model`, but for paths and sizes that follow from the model.
     """
-    model.save_pretrained(run.output_dir)
-    return publish_written(run, model, tokenizer_dir, Model, metrics, **fields)
+    values = read_config(tokenizer_dir) if (tokenizer_dir / CONFIG_FILE).is_file() else {}
+    model.save_pretrained(run.output_dir, others={key: values[key] for key in KEPT_KEYS if key in values})
+    return publish_written(run, model, tokenizer_dir, Model, metrics, move=move, **fields)
 
 
 def publish_written(
-    run: Run, model: NemotronH, tokenizer_dir: Path, kind: type[AnyModel], metrics: dict[str, Any], **fields: Any
+    run: Run,
+    model: NemotronH,
+    tokenizer_dir: Path,
+    kind: type[AnyModel],
+    metrics: dict[str, Any],
+    *,
+    move: bool = False,
+    **fields: Any,
 ) -> AnyModel:
     """The same where config and weights are in `run.output_dir` already; `kind`: what it is published as."""
     for file in sorted(tokenizer_dir.glob("*token*.json")):
@@ -39,4 +58,4 @@ def publish_written(
         num_parameters=total,
         metrics={**metrics, "active_parameters": active},
         **fields,
-    ).save()
+    ).save(move=move)

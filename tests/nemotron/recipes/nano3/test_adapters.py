@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,12 @@ SHORT = (
     "train.train_iters=6 train.eval_interval=3 scheduler.lr_warmup_iters=1 scheduler.lr_wsd_decay_iters=2 "
     "optimizer.lr=0.05"
 )
+OF_NO_ARCHITECTURE = {"max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ '<think></think>' if m.role == 'assistant' else '' }}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think></think>{% endif %}"
+)
 PUBLISHED = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj"]
 
 
@@ -43,6 +50,12 @@ def test_the_published_recipe() -> None:
             SFTConfig.model_validate(values | {"model": {"moe_router_bias_update_rate": 1e-3}})
 
 
+def edit_json(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None takes one out."""
+    values = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
 @pytest.mark.slow
 def test_a_published_model_is_tuned_by_adapters_and_goes_out_again(
     tmp_path: Path, small_model: Callable[..., NemotronH]
@@ -56,6 +69,10 @@ def test_a_published_model_is_tuned_by_adapters_and_goes_out_again(
     base.save_pretrained(tmp_path / "my-model", torch.bfloat16)
     tokenizer = train_tokenizer([json.dumps(chat) for chat in chats], 400)
     save_tokenizer(tokenizer, tmp_path / "my-model", model_max_length=512, template="nano3")
+    # As a published folder has it: a template of its own, in a file; and in the config what is no architecture.
+    (tmp_path / "my-model/chat_template.jinja").write_text(TEMPLATE)
+    edit_json(tmp_path / "my-model/tokenizer_config.json", chat_template=None)
+    edit_json(tmp_path / "my-model/config.json", **OF_NO_ARCHITECTURE)
 
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNSPEC_")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
@@ -71,6 +88,12 @@ def test_a_published_model_is_tuned_by_adapters_and_goes_out_again(
 
     registry = Registry(tmp_path / "output" / "artifacts")
     tuned = registry.resolve("nano3-sft-model-lora")
+    # Once on disk; with the window, the token ids and the template of the model that was tuned.
+    assert not list((tmp_path / "output/nano3/sft").glob("*/out-payload"))
+    for folder in (tuned.path, tmp_path / "tuned"):
+        config = json.loads((folder / "config.json").read_text())
+        assert {key: config.get(key) for key in OF_NO_ARCHITECTURE} == OF_NO_ARCHITECTURE
+    assert json.loads((tmp_path / "tuned/tokenizer_config.json").read_text())["chat_template"] == TEMPLATE
     weights = load_file(tuned.path / "model.safetensors")
     adapters = load_file(tuned.path / "adapter/adapter_model.safetensors")
     frozen = load_file(tmp_path / "my-model/model.safetensors")

@@ -105,7 +105,7 @@ def main() -> None:
         published = publish_model(
             session.run, model, data.base.path, {"valid_loss": best.loss, "steps": session.last_step},
             num_steps=best.step, tokens=best.step * cfg.train.global_batch_size * pack.seq_len, dataset_path=pack.path,
-            chat_template=pack.chat_template, reasoning=pack.reasoning,
+            chat_template=pack.chat_template, reasoning=pack.reasoning, move=True,
         )  # fmt: skip
         with session.run.phase("evaluate"):
             # Under the chat template, with reasoning on unless it was trained without.

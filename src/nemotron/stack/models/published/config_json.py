@@ -44,6 +44,8 @@ NEUTRAL = frozenset((
     "use_cache", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep", "moe_shared_expert_overlap",
     "output_router_logits", "layers_block_type", "mtp_layers_block_type", "mamba_ssm_stochastic_rounding",
 ))  # fmt: skip
+# And of these the ones that a model made from another one keeps, as its tokenizer and its window are the same.
+KEPT_KEYS = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 # Other names of a field in published configs and in transformers.
 ALIASES = {
     "layer_types": "layers_block_type",

@@ -155,6 +155,7 @@ def save_model(
     state: Mapping[str, Tensor],
     dtype: torch.dtype | None = None,
     max_shard_size: int = MAX_SHARD_SIZE,
+    others: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a model directory from a state dict. An earlier model in `folder` is replaced, other files are left alone.
 
@@ -162,6 +163,7 @@ def save_model(
         state: as `NemotronH.state_dict()` returns it; may lie on any device.
         dtype: convert to it, one tensor at a time; None writes every tensor as it is.
         max_shard_size: bytes a file; a larger model is split.
+        others: as `hub_config`.
 
     Raises:
         UserError: a dtype that is none of DTYPES.
@@ -173,7 +175,7 @@ def save_model(
     if unknown := {str(tensor.dtype) for tensor in tensors.values()} - {str(known) for known in DTYPES.values()}:
         raise UserError(f"weights are not written as {min(unknown)}", f"one of {', '.join(map(str, DTYPES.values()))}")
     main_dtype = dtype or state["lm_head.weight"].dtype
-    write_directory(folder, hub_config(config, main_dtype), tensors, max_shard_size)
+    write_directory(folder, hub_config(config, main_dtype, others), tensors, max_shard_size)
 
 
 def write_directory(
@@ -335,9 +337,9 @@ def load_weights(
     target_dtypes: dict[str, torch.dtype] = {}
     for name, meta in wanted.items():
         if name in dequantized:
+            target_dtypes[name] = dtype_in(name, dtype or dequantized[name].dtype)
             continue
         dtypes = {stored[piece].dtype for piece in hub_layout({name: meta})}
-            target_dtypes[name] = dtype_in(name, dtype or dequantized[name].dtype)
         if len(dtypes) > 1:
             raise UserError(f"{folder}: experts of {name} have different dtypes: {', '.join(sorted(dtypes))}")
         target_dtypes[name] = dtype_in(name, dtype or DTYPES[dtypes.pop()])
@@ -362,8 +364,6 @@ def load_weights(
                 setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
 
 
-def checked_weights(folder: Path, state: Mapping[str, Tensor], packed: Collection[str] = ()) -> dict[str, Stored]:
-    """The tensors of a model directory, checked against a model's state dict (which may be on the meta device).
 def _check_room(folder: Path, needed: int, device: torch.device | str, dtype: torch.dtype | None) -> None:
     """UserError where a GPU cannot hold so many bytes: better now than when most of them have been read."""
     # What PyTorch keeps of tensors that are gone, of the model before, is free as well.
@@ -375,6 +375,8 @@ def _check_room(folder: Path, needed: int, device: torch.device | str, dtype: to
         )
 
 
+def checked_weights(folder: Path, state: Mapping[str, Tensor], packed: Collection[str] = ()) -> dict[str, Stored]:
+    """The tensors of a model directory, checked against a model's state dict (which may be on the meta device).
 
     Quantised weights, those in `packed`, and all scales (`….weight_scale`) are left out: others check them.
 

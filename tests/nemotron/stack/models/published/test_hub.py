@@ -128,6 +128,13 @@ def test_other_dtypes(make_model: Make, tmp_path: Path, dtype: torch.dtype) -> N
     assert f"torch.{said}" == str(dtype)
 
 
+def test_keys_beside_the_architecture_may_be_given(make_model: Make, tmp_path: Path) -> None:
+    model = make_model("M*")
+    model.save_pretrained(tmp_path, others={"max_position_embeddings": 99, "vocab_size": 1})
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["max_position_embeddings"], config["vocab_size"]) == (99, model.config.vocab_size)
+
+
 def test_a_gpu_without_room_for_the_weights_is_said_before_they_are_read(
     make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,8 @@ def merge_lora(model: NemotronH) -> None:
     """Put every adapter into its weight, in place: afterwards the model is one without adapters, and not frozen."""
     for path, layer in list(lora_layers(model)):
         parent, _, name = path.rpartition(".")
-        merged = Linear(layer.in_features, layer.out_features)
+        with torch.device("meta"):  # else it would draw weights, which are replaced
+            merged = Linear(layer.in_features, layer.out_features)
         merged.weight = nn.Parameter(layer.merged_weight())
         setattr(model.get_submodule(parent), name, merged)
     model.requires_grad_(True)

@@ -112,7 +112,7 @@ def prepare(model: NemotronH, cache: Cache) -> Step:
 
 def can_be_recorded(model: NemotronH) -> bool:
     """Whether a step runs on a GPU and asks it for no number: as roundings may, and experts unless they are multiplied
-    as a grouped product, which is one kernel on Hopper and Blackwell."""
+    as a grouped product that is one kernel (`GROUPED_MM_MAJORS`)."""
     device, moes = model.lm_head.weight.device, model.moe_blocks()
     if device.type != "cuda" or (moes and torch.cuda.get_device_capability(device)[0] not in GROUPED_MM_MAJORS):
         return False

@@ -91,8 +91,8 @@ class ExpertRows:
 
     slot_TK: the row of each choice. token_S: the token of each row. capacity: rows of every expert, where all have
     equally many and are multiplied at once, else 0. ends_E: int32, where the rows of each expert end, for PyTorch's
-    grouped product, and choice_S: the choice of each row, of T K; else None. slices: the rows of
-    every expert that has some, where they are multiplied one by one, through oneDNN or not.
+    grouped product, and choice_S: the choice of each row, of T K; else None. slices: the rows of every expert that
+    has some, where they are multiplied one by one, through oneDNN or not.
     """
 
     num_experts: int

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.bundle import Bundle, create_bundle, published_dir
+from nemo_runspec.config import list_configs
 from nemo_runspec.display import display_job
 from nemo_runspec.env.keys import EXECUTORS
 from nemo_runspec.errors import DONE, INTERRUPTED, PREEMPTED, REFUSED, RunFailed, UserError, did_you_mean
@@ -327,6 +328,8 @@ def plan_pipeline(steps: Sequence[Step], cfg: RecipeConfig, executors: Sequence[
     Raises:
         UserError: a step's config, script, profile or input is refused.
     """
+    if cfg.config_name is None:
+        _check_default_of_all(steps)
     plan: list[PlannedStep] = []
     produced: dict[str, str | None] = {}
     for step in steps:
@@ -356,6 +359,23 @@ def _planned(step: Step, job: Job, cfg: RecipeConfig, *, read: bool = False) -> 
     except UserError as error:
         return PlannedStep(step, job, damage=error.message)
     return PlannedStep(step, job, versions)
+
+
+def _check_default_of_all(steps: Sequence[Step]) -> None:
+    """UserError where a step lacks the default config; the hint lists the configs that every step has."""
+    choices: list[set[str]] = []
+    lacking = False
+    for step in steps:
+        spec = parse_runspec(step.script, step.configs)
+        names = set(list_configs(spec.config_dir, spec.config.format))
+        lacking |= spec.config.default + step.config_suffix not in names
+        choices.append({name.removesuffix(step.config_suffix) for name in names if name.endswith(step.config_suffix)})
+    if lacking:
+        common = sorted(set.intersection(*choices))
+        raise UserError(
+            "no config was chosen, and not every step has a default one",
+            f"choose one with -c NAME: {', '.join(common)}" if common else None,
+        )
 
 
 def _job(step: Step, cfg: RecipeConfig, produced: dict[str, str | None], executors: Sequence[str] = EXECUTORS) -> Job:

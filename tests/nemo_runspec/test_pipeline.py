@@ -200,6 +200,17 @@ def test_a_fault_of_the_last_step_is_found_before_the_first_one_runs(project: Pa
     assert order(project) == []
 
 
+def test_without_a_config_those_that_every_step_has_are_offered(
+    project: Path, steps: list[Step], write: Callable[[str, str], Path]
+) -> None:
+    for name in ("one/smoke", "one/only-one", "two/smoke", "three/smoke-late", "three/tiny-late"):
+        write(f"{name}.yaml", "run: {}\n")
+    late = Step("three", project / "three.py", config_suffix="-late")
+    with pytest.raises(UserError, match="no config was chosen, and not every step has a default one") as caught:
+        run_pipeline([*steps[:2], late], RecipeConfig())
+    assert caught.value.hint == "choose one with -c NAME: smoke, tiny"
+
+
 def test_a_dry_run_shows_the_steps_and_what_is_resolved_only_at_start(
     project: Path, steps: list[Step], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,8 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+|\[[0-9]+\])*")
 class LoadedConfig:
     """A merged config before interpolation.
 
-    `data` are plain values; `origins` maps a key path to `file:line` or "command line"; `name` is the file's stem.
+    `data` are plain values; `origins` maps a key path to `file:line` or "command line"; `name` is the file's stem;
+    `bases` are the files of its `defaults:`, however deep.
     """
 
     name: str
@@ -46,6 +47,7 @@ class LoadedConfig:
     data: dict[str, Any]
     origins: dict[KeyPath, str]
     overrides: tuple[str, ...] = ()
+    bases: tuple[Path, ...] = ()
 
     @functools.cached_property
     def run(self) -> SimpleNamespace:
@@ -148,7 +150,8 @@ def load_config(
         UserError: no such config, malformed YAML or JSON (file and line), a circle of defaults, a bad override.
     """
     path = find_config(config_dir, name_or_path, fmt)
-    data, origins = _load_file(path, config_dir, fmt, ())
+    bases: list[Path] = []
+    data, origins = _load_file(path, config_dir, fmt, (), bases)
     for override in overrides:
         _apply_override(data, origins, override)
     if fmt != "omegaconf":
@@ -159,13 +162,13 @@ def load_config(
     run.setdefault("config", path.stem)
     if script is not None and not run.get("script"):
         run["script"] = script
-    return LoadedConfig(path.stem, path, data, origins, tuple(overrides))
+    return LoadedConfig(path.stem, path, data, origins, tuple(overrides), tuple(bases))
 
 
 def _load_file(
-    path: Path, config_dir: Path, fmt: str, above: tuple[Path, ...]
+    path: Path, config_dir: Path, fmt: str, above: tuple[Path, ...], bases: list[Path]
 ) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """One file with its defaults merged in; `above` are the files that led here."""
+    """One file with its defaults merged in; `above` are the files that led here. Every default is noted in `bases`."""
     where = shown(path)
     if path in above:
         raise UserError(f"{where}: defaults include each other: {' -> '.join(shown(p) for p in (*above, path))}")
@@ -193,7 +196,8 @@ def _load_file(
             merge(data, origins, values, lines)
         else:
             base = _find_default(path, config_dir, name, fmt)
-            merge(data, origins, *_load_file(base, config_dir, fmt, (*above, path)))
+            bases.append(base)
+            merge(data, origins, *_load_file(base, config_dir, fmt, (*above, path), bases))
     return data, origins
 
 

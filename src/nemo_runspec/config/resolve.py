@@ -209,21 +209,30 @@ def _check_script(loaded: LoadedConfig, spec: Runspec) -> None:
 
 
 def _refuse_defaults_of_another_family(model: BaseModel, spec: Runspec, loaded: LoadedConfig) -> None:
-    """A config of another family states every number of its own.
+    """A config of another family states every number of its own, or lies over a config of the script's family.
 
     The defaults that a script's schema file states are those of the script's family. Those of the classes that it
     imports hold for all.
     """
-    missing = [dotted(path) for path in _own_defaults(model, type(model).__module__, ()) if path[0] != "run"]
-    if missing:
+    if any(base.resolve().is_relative_to(spec.script_path.parent.resolve()) for base in loaded.bases):
+        return
+    own = {dotted(path): value for path, value in _own_defaults(model, type(model).__module__, ()) if path[0] != "run"}
+    if own:
+        stated = ", ".join(f"{key}={_as_word(value)}" for key, value in own.items())
         raise UserError(
-            f"{shown(loaded.path)}: {missing[0]} is missing: its default is that of {spec.family}",
-            f"state it for this family; {len(missing)} are missing: {', '.join(missing)}",
+            f"{shown(loaded.path)}: {next(iter(own))} is missing: its default is that of {spec.family}",
+            f"state it for this family; {len(own)} are missing, in {spec.family} they are {stated}",
         )
 
 
-def _own_defaults(group: BaseModel, module: str, path: KeyPath) -> Iterator[KeyPath]:
-    """The keys that have their default, where a class of `module` states it.
+def _as_word(value: Any) -> str:
+    """A value as the command line and YAML take it."""
+    plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+    return plain if isinstance(plain, str) else json.dumps(plain, default=str)
+
+
+def _own_defaults(group: BaseModel, module: str, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """The keys that have their default, with it, where a class of `module` states it.
 
     A default that is computed, such as a version filled in from this machine, is nobody's number; neither is null. A
     group that a factory makes is entered, as its keys are what the config has to state; a default that is an instance
@@ -236,7 +245,7 @@ def _own_defaults(group: BaseModel, module: str, path: KeyPath) -> Iterator[KeyP
         elif name not in group.model_fields_set and not computed and value is not None:
             stating = next(cls for cls in type(group).__mro__ if name in inspect.get_annotations(cls))
             if stating.__module__ == module:
-                yield (*path, name)
+                yield (*path, name), value
 
 
 def _without_unread_inputs(loaded: LoadedConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nemo_runspec.bundle import Bundle, create_bundle, published_dir
+from nemo_runspec.changes import changes_since, in_short
 from nemo_runspec.config import list_configs
 from nemo_runspec.display import display_job
 from nemo_runspec.env.keys import EXECUTORS
@@ -69,13 +70,13 @@ class Step:
 class PlannedStep:
     """A step and its job. `versions`: what a run of the same fingerprint has published; empty where it is to run.
 
-    `damage`: what is wrong with what was published, where that is why it is to run.
+    `reason`: why it runs again, where something was published before: what is wrong with that, or what has changed.
     """
 
     step: Step
     job: Job
     versions: dict[str, Version] = field(default_factory=dict)
-    damage: str = ""
+    reason: str = ""
 
     @property
     def skipped(self) -> str:
@@ -85,10 +86,10 @@ class PlannedStep:
 
     @property
     def state(self) -> str:
-        """What stands after the step's name: skipped and why, or damaged, or nothing."""
+        """What stands after the step's name: skipped and why, or runs again and why, or nothing."""
         if self.versions:
             return f": {self.skipped}"
-        return f": runs again, {self.damage}" if self.damage else ""
+        return f": runs again, {self.reason}" if self.reason else ""
 
 
 @dataclass(frozen=True)
@@ -357,8 +358,22 @@ def _planned(step: Step, job: Job, cfg: RecipeConfig, *, read: bool = False) -> 
             registry = version.registry
             (registry.check_read if read and version.size_bytes <= READ_BYTES else registry.check_present)(version)
     except UserError as error:
-        return PlannedStep(step, job, damage=error.message)
-    return PlannedStep(step, job, versions)
+        return PlannedStep(step, job, reason=error.message)
+    return PlannedStep(step, job, versions, reason="" if versions or cfg.force else _changes(job))
+
+
+def _changes(job: Job) -> str:
+    """What has changed since the newest version of what a job publishes; nothing where that cannot be said."""
+    if not job.resolved.outputs or not job.env.registry_is_reachable:
+        return ""
+    before = next(registry_of(job.env).readable(job.resolved.outputs[0]), None)
+    if before is None or (before.record.get("producer") or {}).get("fingerprint") == job.run.fingerprint:
+        return ""
+    try:
+        changes = changes_since(before, job.resolved)
+    except UserError:  # a record of the run that cannot be read
+        return ""
+    return f"changed since {before.ref}: {in_short(changes)}" if changes else ""
 
 
 def _check_default_of_all(steps: Sequence[Step]) -> None:
@@ -406,7 +421,8 @@ def _run(step: Step, job: Job, signals: list[int]) -> StepResult:
     if job.resolved.outputs and not versions:
         raise RunFailed(
             f"step {step.name} published {' and '.join(job.resolved.outputs)} without the fingerprint of its run",
-            f"the producer in its record has to name {job.run.fingerprint}, as nemo_runspec.publish does",
+            f"if code was edited while it ran, run the same command again; a script of yours has to publish as producer "
+            f"{job.run.fingerprint}, as nemo_runspec.publish does",
         )
     return StepResult(step, "done", DONE, seconds, job_dir, versions)
 

@@ -29,12 +29,13 @@ SCRIPT = """
 # [tool.runspec.config]
 # dir = "./{name}"
 # ///
-import os, pathlib, signal, sys
+import json, os, pathlib, signal, sys
+from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.runspec import parse
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import RunFailed, run_main
-from nemo_runspec.fingerprint import run_dir_for
+from nemo_runspec.fingerprint import inputs_of, plain, run_code, run_dir_for
 
 def main():
     cfg = load_script_config(__file__)
@@ -46,8 +47,11 @@ def main():
     if not cfg.get("silent"):
         payload = folder / "payload"
         payload.write_text(f"{{cfg.run.stage}} {{cfg.get('value')}}")
-        record = {{"producer": {{"fingerprint": folder.name.rpartition("-")[2]}}}}
-        Registry.default().publish(cfg.run.output, payload, record)
+        inputs = {{role: version.pinned for role, version in inputs_of(cfg).items()}}
+        record = {{"producer": {{"fingerprint": folder.name.rpartition("-")[2]}}, "inputs": inputs}}
+        files = {{"config.yaml": dump_yaml(plain(cfg), escape=True), "code.json": json.dumps(run_code(cfg, parse(__file__)))}}
+        run_files = {{name: text.encode() for name, text in files.items()}}
+        Registry.default().publish(cfg.run.output, payload, record, run_files=run_files)
     if cfg.get("signal"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {{cfg.signal}})
         os.kill(os.getppid(), cfg.signal)
@@ -137,17 +141,36 @@ def test_an_input_whose_payload_is_gone_is_refused_before_anything_runs(project:
 
 
 def test_a_changed_step_reruns_with_all_that_depends_on_it_and_the_way_back_is_remembered(
-    project: Path, steps: list[Step]
+    project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run_pipeline(steps, CFG)
     order(project)
+    run_pipeline(with_overrides(steps, 1, "value=2"), RecipeConfig(config_name="tiny", dry_run=True))
+    assert "[3/3] three: runs again, changed since demo-three:1: run.data (made anew)\n" in capfd.readouterr().out
     assert statuses(run_pipeline(with_overrides(steps, 1, "value=2"), CFG)) == ["skipped", "done", "done"]
     assert order(project) == ["two<demo-one:1", "three<demo-two:2"]
+    said = capfd.readouterr().out
+    assert "[2/3] two: runs again, changed since demo-two:1: value: 1 -> 2\n" in said
+    assert "[3/3] three: runs again, changed since demo-three:1: run.data (demo-two:2)\n" in said
     # Back at the first config: nothing runs, although version 2 is the latest by now, ...
     assert statuses(run_pipeline(steps, CFG)) == ["skipped"] * 3
     # ... and a step that does run reads the version of this config, not the latest.
     assert statuses(run_pipeline(with_overrides(steps, 2, "value=3"), CFG)) == ["skipped", "skipped", "done"]
     assert order(project) == ["three<demo-two:1"]
+
+
+def test_the_modules_for_which_a_step_runs_again_are_named(
+    project: Path, steps: list[Step], write: Callable[[str, str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = write("one.py", f"{SCRIPT.format(name='one')}import helper\n")
+    write("helper.py", "rate = 1\n")
+    assert statuses(run_pipeline(steps[:1], CFG)) == ["done"]
+    write("helper.py", "rate = 2\n")
+    assert statuses(run_pipeline(steps[:1], CFG)) == ["done"]
+    assert "[1/1] one: runs again, changed since demo-one:1: helper\n" in capfd.readouterr().out
+    script.write_text(f"{script.read_text()}# another comment\n", encoding="utf-8")
+    assert statuses(run_pipeline(steps[:1], CFG)) == ["done"]
+    assert "[1/1] one: runs again, changed since demo-one:2: one.py\n" in capfd.readouterr().out
 
 
 def test_force_skips_nothing(project: Path, steps: list[Step]) -> None:

@@ -31,6 +31,7 @@ from nemo_runspec import errors
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
+from nemo_runspec.changes import differing_keys, differing_modules, in_short
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
 from nemo_runspec.errors import INTERRUPTED, PREEMPTED, RunFailed, RunspecError, UserError
 from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_code, run_dir_for
@@ -354,10 +355,8 @@ def _mention_stopped_run(run: Run) -> None:
         config = folder / CONFIG_FILE
         if not config.is_file() or config.read_text(encoding="utf-8") != dump_yaml(run.config, escape=True):
             continue
-        code = read_json(folder / CODE_FILE)
-        modules = [module for module in sorted({*run.code, *code}) if run.code.get(module) != code.get(module)]
-        what = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
-        warn(f"starting afresh: {folder} has an unfinished run of this config, of other code ({what or 'the script'})")
+        what = in_short(differing_modules(read_json(folder / CODE_FILE), run.code)) or "the script"
+        warn(f"starting afresh: {folder} has an unfinished run of this config, of other code ({what})")
         return
 
 
@@ -391,19 +390,9 @@ def _resume_dir(directory: Path, cfg: Any, fingerprint: str, code: dict[str, str
         return directory
     path = directory / CONFIG_FILE
     then = read_yaml(path.read_text(encoding="utf-8"), shown(path))[0] if path.exists() else {}
-    differences = _differences(content_of(cfg, then or {}), escape_interpolation(content_of(cfg)))
-    code_then = read_json(directory / CODE_FILE)
-    differences += [name for name in sorted({*code, *code_then}) if code.get(name) != code_then.get(name)]
-    what = "; ".join(differences[:5]) + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
+    changes = differing_keys(content_of(cfg, then or {}), escape_interpolation(content_of(cfg)))
+    changes += differing_modules(read_json(directory / CODE_FILE), code)
     raise UserError(
         f"resume={directory}: that run has fingerprint {state.get('fingerprint')}, this one {fingerprint}",
-        f"different: {what or 'the script, or the content of an input'}",
+        f"different here: {in_short(changes, 5) or 'the script, or the content of an input'}",
     )
-
-
-def _differences(then: Any, now: Any, key: str = "") -> list[str]:
-    if isinstance(then, dict) and isinstance(now, dict):
-        keys = [*then, *(name for name in now if name not in then)]
-        below = [_differences(then.get(name), now.get(name), f"{key}.{name}" if key else str(name)) for name in keys]
-        return [line for lines in below for line in lines]
-    return [] if then == now else [f"{key}: {then} there, {now} here"]

@@ -264,7 +264,7 @@ def test_resume_names_a_directory_and_another_config_is_refused_with_the_differe
         assert again.dir == moved and again.resumed and (moved / "checkpoint").exists()
     with pytest.raises(UserError) as refused:
         opened(script, f"resume={moved}", "save_interval=5", "lr=0.7")
-    assert refused.value.hint == "different: lr: 0.1 there, 0.7 here"
+    assert refused.value.hint == "different here: lr: 0.1 -> 0.7"
     script.write_text(script.read_text() + "# changed\n")
     with pytest.raises(UserError) as refused:
         opened(script, f"resume={moved}")
@@ -272,7 +272,7 @@ def test_resume_names_a_directory_and_another_config_is_refused_with_the_differe
     (script.parent / "schema.py").write_text((script.parent / "schema.py").read_text() + "\n# edited\n")
     with pytest.raises(UserError) as refused:
         opened(script, f"resume={moved}")
-    assert refused.value.hint == "different: schema.py"
+    assert refused.value.hint == "different here: schema.py"
     with pytest.raises(UserError, match="no run there"):
         opened(script, f"resume={tmp_path}/none")
 

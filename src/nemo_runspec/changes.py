@@ -1,9 +1,10 @@
-"""What differs between two runs of a script, in config, code and inputs: why a run does not go on, or a step runs again."""
+"""What differs between two runs of a script in config, code and inputs: why one does not go on, or a step runs again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.yaml_text import escape_interpolation, read_yaml
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def changes_since(before: Version, resolved: ResolvedConfig) -> list[str]:
-    """What a run of `resolved` reads and computes otherwise than the one of another fingerprint that published `before`.
+    """What a run of `resolved` reads and computes otherwise than the run of another fingerprint behind `before`.
 
     Empty where `before` was published without the records of its run.
     """
@@ -52,6 +53,6 @@ def differing_keys(then: Any, now: Any, key: str = "") -> list[str]:
 
 
 def in_short(changes: Sequence[str], limit: int = 3) -> str:
-    """The first few, and how many more."""
+    """The first few, each cut to a hundred characters, and how many more."""
     more = f" and {len(changes) - limit} more" if len(changes) > limit else ""
-    return ", ".join(changes[:limit]) + more
+    return ", ".join(shorten(change, 100, placeholder=" …") for change in changes[:limit]) + more

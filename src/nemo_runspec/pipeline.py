@@ -421,8 +421,8 @@ def _run(step: Step, job: Job, signals: list[int]) -> StepResult:
     if job.resolved.outputs and not versions:
         raise RunFailed(
             f"step {step.name} published {' and '.join(job.resolved.outputs)} without the fingerprint of its run",
-            f"if code was edited while it ran, run the same command again; a script of yours has to publish as producer "
-            f"{job.run.fingerprint}, as nemo_runspec.publish does",
+            "if code was edited while it ran, run the same command again; the record of a script of yours has to name "
+            f"{job.run.fingerprint} as its producer, as nemo_runspec.publish does",
         )
     return StepResult(step, "done", DONE, seconds, job_dir, versions)
 

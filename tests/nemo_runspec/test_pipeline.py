@@ -49,7 +49,8 @@ def main():
         payload.write_text(f"{{cfg.run.stage}} {{cfg.get('value')}}")
         inputs = {{role: version.pinned for role, version in inputs_of(cfg).items()}}
         record = {{"producer": {{"fingerprint": folder.name.rpartition("-")[2]}}, "inputs": inputs}}
-        files = {{"config.yaml": dump_yaml(plain(cfg), escape=True), "code.json": json.dumps(run_code(cfg, parse(__file__)))}}
+        code = json.dumps(run_code(cfg, parse(__file__)))
+        files = {{"config.yaml": dump_yaml(plain(cfg), escape=True), "code.json": code}}
         run_files = {{name: text.encode() for name, text in files.items()}}
         Registry.default().publish(cfg.run.output, payload, record, run_files=run_files)
     if cfg.get("signal"):

@@ -1,4 +1,4 @@
-"""What differs between two runs of a script in config, code and inputs: why one does not go on, or a step runs again."""
+"""What differs between two runs of a script in config, code, inputs: why one does not go on, or a step runs again."""
 
 from __future__ import annotations
 

@@ -306,10 +306,11 @@ def measure(artifact: Model, asked: Asked) -> Measured:
     tasks = tasks_of(asked)
     model = load_model(artifact.path, asked.dtype, "cuda" if torch.cuda.is_available() else "cpu")
 
-    def score(samples: int, thinking: bool, max_reasoning: int | None = None) -> Evaluation:
+    def score(samples: int, thinking: bool, max_reasoning: int | None = None, control: str = "") -> Evaluation:
         return evaluate_model(
             model, artifact.path, tasks, asked.tasks.model_copy(update={"samples": samples}), template=template,
             thinking=thinking, max_reasoning=max_reasoning, show_progress=asked.processes == 1,
+            label=f"{artifact.ref} {control}".strip(),
         )  # fmt: skip
 
     template, reasons = artifact.template, artifact.reasoning is not False
@@ -321,9 +322,11 @@ def measure(artifact: Model, asked: Asked) -> Measured:
     evaluation = score(asked.tasks.base_samples if template is None else asked.tasks.samples, thinking=reasons)
     controlled: dict[str, Evaluation] = {}
     if template is not None and reasons:
-        controlled = {str(budget): score(0, True, budget) for budget in asked.tasks.reasoning_budgets}
+        controlled = {
+            str(budget): score(0, True, budget, f"reasoning {budget}") for budget in asked.tasks.reasoning_budgets
+        }
         if asked.tasks.reasoning_off and load_template(template).has_switch("enable_thinking"):
-            controlled["off"] = score(0, thinking=False)
+            controlled["off"] = score(0, thinking=False, control="reasoning off")
     return Measured(evaluation, controlled, score_text(asked, artifact, model), long_text).with_tasks([])
 
 

@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING
 import typer
 
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.config.yaml_text import read_yaml
-from nemo_runspec.errors import DONE, FAILED, RunFailed
-from nemo_runspec.pipeline import StepResult
+from nemo_runspec.config.yaml_text import read_yaml, shown
+from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError
+from nemo_runspec.pipeline import Step, StepResult
 from nemo_runspec.variables import ARTIFACTS_ROOT
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:
     from nemo_runspec.artifacts import Version
+
+
+def check_report(steps: Sequence[Step], family: Path) -> None:
+    """Read, before anything runs, the `report.yaml` that `show_outcome` needs where the last step is the evaluation.
+
+    Raises:
+        UserError: there is none, it is malformed, or a model in it has no stage; with file and line.
+    """
+    if steps[-1].name == "eval":
+        _described_models(family)
 
 
 def show_outcome(results: Sequence[StepResult], registry: Registry, family: Path) -> int:
@@ -80,13 +90,28 @@ def _write_report(evaluation: Version, last: StepResult, registry: Registry, fam
     return page
 
 
+def _described_models(family: Path) -> dict[str, dict[str, str]]:
+    """The models that a family's `report.yaml` describes, by role."""
+    path = family / "report.yaml"
+    try:
+        about, lines = read_yaml(path.read_text(encoding="utf-8"), shown(path))
+    except OSError as error:
+        raise UserError(f"cannot read {shown(path)}, which says what the report shows: {error.strerror}") from None
+    models = about.get("models") if isinstance(about, dict) else None
+    if not isinstance(models, dict):
+        raise UserError(f"{shown(path)}: models must be a group of keys", "as in sft: {name: SFT, stage: sft}")
+    for role, model in models.items():
+        if not isinstance(model, dict) or not {"name", "stage"} <= model.keys():
+            raise UserError(f"{lines[('models', role)]}: models.{role} needs a name and a stage")
+    return models
+
+
 def _show_table(evaluation: Version, results: Sequence[StepResult], family: Path) -> None:
     """Print what each stage reached beside the band it is expected in, and the wall time of each step."""
-    import yaml
     from rich.console import Console
     from rich.table import Table
 
-    models = yaml.safe_load((family / "report.yaml").read_text(encoding="utf-8"))["models"]
+    models = _described_models(family)
     table = Table("stage", "quantity", "reached", "band", "", title="What each stage reached")
     for column in table.columns[2:4]:
         column.justify = "right"

@@ -11,7 +11,7 @@ from nemo_runspec.errors import DONE
 from nemo_runspec.job import RecipeConfig, parse_env, parse_recipe_config, registry_of
 from nemo_runspec.profile import executor_of
 from nemotron.cli.commands.lightning35.run_step import RECIPE
-from nemotron.cli.outcome import show_outcome
+from nemotron.cli.outcome import check_report, show_outcome
 
 # In order. Each has its own script and config; `-c tiny` is the tiny config of each.
 STEPS = tuple(pipeline.Step(step.name, step.script, step.config_suffix, configs=step.configs) for step in RECIPE.piped)
@@ -41,6 +41,7 @@ def pipe(
 def _execute_pipe(cfg: RecipeConfig, start: str | None, end: str | None) -> int:
     # 1. The steps, with what the command line says to each.
     steps = pipeline.part_of(pipeline.with_overrides(STEPS, cfg.overrides), RECIPE.part(start, end))
+    check_report(steps, RECIPE.folder)
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     executor = executor_of(cfg.profile)
     if executor == "ray":

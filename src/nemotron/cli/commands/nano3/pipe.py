@@ -18,7 +18,7 @@ from nemo_runspec.pipeline import (
     with_overrides,
 )
 from nemo_runspec.profile import executor_of
-from nemotron.cli.outcome import show_outcome
+from nemotron.cli.outcome import check_report, show_outcome
 from nemotron.cli.recipe_dir import recipe_dir
 from nemotron.kit.steps import read_recipe
 
@@ -70,6 +70,7 @@ def pipe(
 def _execute_pipe(cfg: RecipeConfig, start: str | None, end: str | None) -> int:
     # 1. The steps, with what the command line says to each.
     steps = part_of(with_overrides(STEPS, cfg.overrides), RECIPE.part(start, end))
+    check_report(steps, FAMILY)
     # 2. Run them, here or there. All are validated before the first one starts; what is published already is skipped.
     executor = executor_of(cfg.profile)
     if executor == "ray":

@@ -24,10 +24,14 @@ def changes_since(before: Version, resolved: ResolvedConfig) -> list[str]:
     if code is None or text is None:
         return []
     config = resolved.model or resolved.data
-    changes = [*_inputs(before, resolved.inputs), *differing_modules(json.loads(code), run_code(config, resolved.spec))]
+    changes = [*_inputs(before, resolved.inputs)]
     then, now = content_of(config, read_yaml(text, "config.yaml")[0] or {}), escape_interpolation(content_of(config))
-    payloads = str(before.registry.local_root)  # where an input lies is not what it is
-    changes += [line for line in differing_keys(then, now) if not line.startswith("run.") and payloads not in line]
+    changes += [
+        line
+        for line in differing_keys(then, now)
+        if not line.startswith("run.") and not _reads_an_input(resolved.loaded.data, line.partition(":")[0])
+    ]
+    changes += differing_modules(json.loads(code), run_code(config, resolved.spec))
     return changes or [resolved.spec.script_path.name]
 
 
@@ -36,6 +40,13 @@ def _inputs(before: Version, inputs: Mapping[str, Version | None]) -> Iterator[s
     for role, version in inputs.items():
         if role in pinned and (version is None or version.digest != pinned[role].rpartition("@")[2]):
             yield f"run.{role} ({'made anew' if version is None else version.ref})"
+
+
+def _reads_an_input(data: Any, key: str) -> bool:
+    """Whether a key's value is a place in an input (`${art:data,path}`): where that lies is no change of it."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return isinstance(data, str) and "${art:" in data
 
 
 def differing_modules(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -66,7 +66,8 @@ sys.exit(run_main(main))
 def steps(project: Path, write: Callable[[str, str], Path]) -> list[Step]:
     for name, data in (("one", "null"), ("two", "demo-one"), ("three", "demo-two")):
         write(f"{name}.py", SCRIPT.format(name=name))
-        write(f"{name}/tiny.yaml", f"run: {{output: demo-{name}, data: {data}}}\nvalue: 1\n")
+        place = "" if data == "null" else "place: ${art:data,path}\n"
+        write(f"{name}/tiny.yaml", f"run: {{output: demo-{name}, data: {data}}}\nvalue: 1\n{place}")
     return [Step(name, project / f"{name}.py") for name in ("one", "two", "three")]
 
 

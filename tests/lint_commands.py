@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.runspec import Runspec, find_script, parse
-from nemotron.kit.steps import RECIPES, RecipeStep, all_recipes
+from nemotron.kit.steps import RECIPES, RecipeStep, read_recipe, recipe_folders
 
 COMMANDS = RECIPES.parent / "cli" / "commands"
 MODEL = "nano3/data/prep/pretrain"
@@ -110,7 +110,7 @@ def unused_scripts(steps: list[RecipeStep]) -> list[Path]:
 
 def main() -> int:
     """Print every other difference; 1 if there is one."""
-    steps = [step for recipe in all_recipes() for step in recipe.steps]
+    steps = [step for recipe in map(read_recipe, recipe_folders()) for step in recipe.steps]
     commands: dict[str, Runspec] = {}
     launches: dict[str, set[str]] = {}
     configs: dict[str, Path] = {}

@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.yaml_text import escape_interpolation, read_yaml
-from nemo_runspec.fingerprint import content_of, run_code
+from nemo_runspec.fingerprint import NOT_CONTENT_OF_RUN, content_of, run_code
 
 if TYPE_CHECKING:
     from nemo_runspec.artifacts import Version
@@ -18,49 +18,78 @@ if TYPE_CHECKING:
 def changes_since(before: Version, resolved: ResolvedConfig) -> list[str]:
     """What a run of `resolved` reads and computes otherwise than the run of another fingerprint behind `before`.
 
-    Empty where `before` was published without the records of its run.
+    Keys, then inputs, then modules; the script where nothing else differs. Empty where `before` was published without
+    the records of its run.
+
+    Raises:
+        UserError, ValueError: these records cannot be read.
     """
-    code, text = (before.run_file(name) for name in ("code.json", "config.yaml"))
-    if code is None or text is None:
+    texts = [before.run_file(name) for name in ("code.json", "config.yaml")]
+    if None in texts:
+        return []
+    code, then = json.loads(texts[0] or ""), read_yaml(texts[1] or "", "config.yaml")[0]
+    if not isinstance(code, dict) or not isinstance(then, dict):
         return []
     config = resolved.model or resolved.data
-    changes = [*_inputs(before, resolved.inputs)]
-    then, now = content_of(config, read_yaml(text, "config.yaml")[0] or {}), escape_interpolation(content_of(config))
-    changes += [
-        line
-        for line in differing_keys(then, now)
-        if not line.startswith("run.") and not _reads_an_input(resolved.loaded.data, line.partition(":")[0])
-    ]
-    changes += differing_modules(json.loads(code), run_code(config, resolved.spec))
+    pinned = before.record.get("inputs")
+    roles = {*resolved.inputs, *(pinned if isinstance(pinned, dict) else {})}
+    changes: list[str] = []
+    for line in differing_keys(content_of(config, then), escape_interpolation(content_of(config))):
+        key = line.partition(":")[0]
+        group, _, name = key.partition(".")
+        name = name.partition(".")[0]
+        if group == "run" and (name in roles or name in NOT_CONTENT_OF_RUN):
+            continue
+        if group == "run" and name == "files":
+            line = "your files"
+        if line not in changes and not _reads_an_input(resolved.loaded.data, key):
+            changes.append(line)
+    changes += _inputs(pinned if isinstance(pinned, dict) else {}, then.get("run"), resolved.inputs)
+    schema = resolved.spec.schema_path  # which a script's import of it counts once more
+    changes += differing_modules(code, run_code(config, resolved.spec), but=schema.name if schema else "")
     return changes or [resolved.spec.script_path.name]
 
 
-def _inputs(before: Version, inputs: Mapping[str, Version | None]) -> Iterator[str]:
-    pinned = before.record.get("inputs") or {}
+def _inputs(
+    pinned: Mapping[str, str], run: Mapping[str, Any] | None, inputs: Mapping[str, Version | None]
+) -> Iterator[str]:
     for role, version in inputs.items():
-        if role in pinned and (version is None or version.digest != pinned[role].rpartition("@")[2]):
+        if role not in pinned:
+            yield f"run.{role} (new)"
+        elif version is None or version.digest != str(pinned[role]).rpartition("@")[2]:
             yield f"run.{role} ({'made anew' if version is None else version.ref})"
+    yield from (f"run.{role} (no longer)" for role in pinned if role in (run or {}) and role not in inputs)
 
 
 def _reads_an_input(data: Any, key: str) -> bool:
     """Whether a key's value is a place in an input (`${art:data,path}`): where that lies is no change of it."""
     for part in key.split("."):
+        if isinstance(data, list):
+            data = dict(zip(map(str, range(len(data))), data, strict=True))
         data = data.get(part) if isinstance(data, dict) else None
     return isinstance(data, str) and "${art:" in data
 
 
-def differing_modules(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The modules whose sha256 is another, in order."""
-    return [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+def differing_modules(then: Mapping[str, str], now: Mapping[str, str], but: str = "") -> list[str]:
+    """The modules whose sha256 is another, in order; `but` one, unless it is the only one."""
+    names = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+    return [name for name in names if name != but] or names
 
 
 def differing_keys(then: Any, now: Any, key: str = "") -> list[str]:
-    """`key: A -> B` for every value of a tree of mappings that is another."""
+    """`key: A -> B` for every value of a tree that is another; of lists of one length, item by item."""
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        then, now = ({str(index): item for index, item in enumerate(items)} for items in (then, now))
     if isinstance(then, dict) and isinstance(now, dict):
         keys = [*then, *(name for name in now if name not in then)]
         below = [differing_keys(then.get(name), now.get(name), f"{key}.{name}" if key else str(name)) for name in keys]
         return [line for lines in below for line in lines]
-    return [] if then == now else [f"{key}: {then} -> {now}"]
+    return [] if then == now else [f"{key}: {_word(then)} -> {_word(now)}"]
+
+
+def _word(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def in_short(changes: Sequence[str], limit: int = 3) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LENGTH = 10
 # Of the `run` group: names, places and what the job asks its executor for, not content.
-_NOT_CONTENT_OF_RUN = ("name", "root", "env")
+NOT_CONTENT_OF_RUN = ("name", "root", "env")
 
 
 def fingerprint(
@@ -48,7 +48,7 @@ def fingerprint(
     canonical = dict(config)
     for key, path in (input_paths or {}).items():
         canonical = _replace_path(canonical, path, f"art:{input_digests[key]}")
-    run = {key: value for key, value in canonical.get("run", {}).items() if key not in _NOT_CONTENT_OF_RUN}
+    run = {key: value for key, value in canonical.get("run", {}).items() if key not in NOT_CONTENT_OF_RUN}
     for key in references_of(run).keys() & input_digests.keys():
         put_reference(run, key, input_digests[key])
     canonical["run"] = run

@@ -70,13 +70,14 @@ class Step:
 class PlannedStep:
     """A step and its job. `versions`: what a run of the same fingerprint has published; empty where it is to run.
 
-    `reason`: why it runs again, where something was published before: what is wrong with that, or what has changed.
+    `damage`: what is wrong with what was published, where that is why it is to run. `forced`: by `--force`.
     """
 
     step: Step
     job: Job
     versions: dict[str, Version] = field(default_factory=dict)
-    reason: str = ""
+    damage: str = ""
+    forced: bool = False
 
     @property
     def skipped(self) -> str:
@@ -89,7 +90,8 @@ class PlannedStep:
         """What stands after the step's name: skipped and why, or runs again and why, or nothing."""
         if self.versions:
             return f": {self.skipped}"
-        return f": runs again, {self.reason}" if self.reason else ""
+        reason = self.damage or ("" if self.forced else _changes(self.job))
+        return f": runs again, {reason}" if reason else ""
 
 
 @dataclass(frozen=True)
@@ -358,8 +360,8 @@ def _planned(step: Step, job: Job, cfg: RecipeConfig, *, read: bool = False) -> 
             registry = version.registry
             (registry.check_read if read and version.size_bytes <= READ_BYTES else registry.check_present)(version)
     except UserError as error:
-        return PlannedStep(step, job, reason=error.message)
-    return PlannedStep(step, job, versions, reason="" if versions or cfg.force else _changes(job))
+        return PlannedStep(step, job, damage=error.message)
+    return PlannedStep(step, job, versions, forced=cfg.force)
 
 
 def _changes(job: Job) -> str:
@@ -367,11 +369,12 @@ def _changes(job: Job) -> str:
     if not job.resolved.outputs or not job.env.registry_is_reachable:
         return ""
     before = next(registry_of(job.env).readable(job.resolved.outputs[0]), None)
-    if before is None or (before.record.get("producer") or {}).get("fingerprint") == job.run.fingerprint:
+    producer = before.record.get("producer") if before else None
+    if before is None or (isinstance(producer, dict) and producer.get("fingerprint") == job.run.fingerprint):
         return ""
     try:
         changes = changes_since(before, job.resolved)
-    except UserError:  # a record of the run that cannot be read
+    except (UserError, ValueError):  # a record of the run that cannot be read
         return ""
     return f"changed since {before.ref}: {in_short(changes)}" if changes else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -173,6 +174,45 @@ def test_the_modules_for_which_a_step_runs_again_are_named(
     script.write_text(f"{script.read_text()}# another comment\n", encoding="utf-8")
     assert statuses(run_pipeline(steps[:1], CFG)) == ["done"]
     assert "[1/1] one: runs again, changed since demo-one:2: one.py\n" in capfd.readouterr().out
+
+
+def test_files_inputs_and_stages_that_differ_are_named(
+    project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_pipeline(steps[:2], CFG)
+    run_pipeline(with_overrides(steps[:2], 1, "run.data=null", "place=null"), CFG)
+    said = capfd.readouterr().out
+    assert re.search(r"\[2/2\] two: runs again, changed since demo-two:1: place: .*, run.data \(no longer\)\n", said)
+    run_pipeline(steps[:2], RecipeConfig(config_name="tiny", dry_run=True))
+    assert "[2/2] two: skipped" in capfd.readouterr().out
+    run_pipeline(with_overrides(steps[:1], 0, "run.stage=uno", "of=[1, 2, 3]"), CFG)
+    assert "[1/1] one: runs again, changed since demo-one:1: run.stage: one -> uno, of: null -> [1, 2, 3]\n" in (
+        capfd.readouterr().out
+    )
+    run_pipeline(with_overrides(steps[:1], 0, "run.stage=uno", "of=[1, 5, 3]"), CFG)
+    assert "[1/1] one: runs again, changed since demo-one:2: of.1: 2 -> 5\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "config", "producer", "inputs"),
+    [
+        (b"{", b"a: 1", {}, {}),
+        (b"[]", b"a: 1", {}, {}),
+        (b"\xff", b"a: 1", {}, {}),
+        (b"{}", b"- 1", {}, {}),
+        (b"{}", b"a: :", {}, {}),
+        (b"{}", b"a: 1", "me", ["data"]),
+    ],
+)
+def test_a_version_of_somebody_else_s_stops_nothing(
+    project: Path, steps: list[Step], code: bytes, config: bytes, producer: Any, inputs: Any
+) -> None:
+    payload = project / "payload"
+    payload.write_text("x", encoding="utf-8")
+    record = {"producer": producer, "inputs": inputs}
+    run_files = {"code.json": code, "config.yaml": config}
+    Registry.default().publish("demo-one", payload, record, run_files=run_files)
+    assert statuses(run_pipeline(steps[:1], CFG)) == ["done"]
 
 
 def test_force_skips_nothing(project: Path, steps: list[Step]) -> None:

@@ -35,7 +35,7 @@ from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, reads_no_run, run_defaults
 from nemo_runspec.config.validate import UserLocation, check_keys, digest_user_files, user_locations, validate
-from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, shown
+from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, read_yaml, shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import NAME, Runspec, recipe_name
@@ -214,7 +214,7 @@ def _refuse_defaults_of_another_family(model: BaseModel, spec: Runspec, loaded: 
     The defaults that a script's schema file states are those of the script's family. Those of the classes that it
     imports hold for all.
     """
-    if any(base.resolve().is_relative_to(spec.script_path.parent.resolve()) for base in loaded.bases):
+    if any(_is_config_of(spec, base) for base in loaded.bases):
         return
     own = {dotted(path): value for path, value in _own_defaults(model, type(model).__module__, ()) if path[0] != "run"}
     if own:
@@ -223,6 +223,16 @@ def _refuse_defaults_of_another_family(model: BaseModel, spec: Runspec, loaded: 
             f"{shown(loaded.path)}: {next(iter(own))} is missing: its default is that of {spec.family}",
             f"state it for this family; {len(own)} are missing, in {spec.family} they are {stated}",
         )
+
+
+def _is_config_of(spec: Runspec, file: Path) -> bool:
+    """Whether a config file is one of the script's own family: beside the script, and itself names it."""
+    if not file.resolve().is_relative_to(spec.script_path.parent.resolve()):
+        return False
+    values = read_yaml(file.read_text(encoding="utf-8"), shown(file))[0]
+    run = values.get("run") if isinstance(values, dict) else None
+    script = run.get("script") if isinstance(run, dict) else None
+    return isinstance(script, str) and spec.is_named(script)
 
 
 def _as_word(value: Any) -> str:

@@ -95,14 +95,14 @@ def _described_models(family: Path) -> dict[str, dict[str, str]]:
     path = family / "report.yaml"
     try:
         about, lines = read_yaml(path.read_text(encoding="utf-8"), shown(path))
-    except OSError as error:
-        raise UserError(f"cannot read {shown(path)}, which says what the report shows: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {shown(path)}, which says what the report shows: {error}") from None
     models = about.get("models") if isinstance(about, dict) else None
     if not isinstance(models, dict):
         raise UserError(f"{shown(path)}: models must be a group of keys", "as in sft: {name: SFT, stage: sft}")
     for role, model in models.items():
         if not isinstance(model, dict) or not {"name", "stage"} <= model.keys():
-            raise UserError(f"{lines[('models', role)]}: models.{role} needs a name and a stage")
+            raise UserError(f"{lines.get(('models', role), shown(path))}: models.{role} needs a name and a stage")
     return models
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.errors import ArtifactError, RunspecError, UserError, nearest, run_main
 from nemo_runspec.runspec import Runspec, parse
-from nemotron.kit.steps import all_recipes
+from nemotron.kit.steps import read_recipe, recipe_folders
 from nemotron.kit.stop import stop_at_once
 
 
@@ -65,8 +65,9 @@ def makers_by_artifact() -> dict[str, Maker]:
     makes nothing here: this serves the hint of another error.
     """
     makers: dict[str, Maker] = {}
-    with contextlib.suppress(UserError):
-        for recipe in all_recipes():
+    for folder in recipe_folders():
+        with contextlib.suppress(UserError):
+            recipe = read_recipe(folder)
             specs = [parse(step.script, step.configs) for step in recipe.steps]
             configs = [list_configs(spec.config_dir, spec.config.format) for spec in specs]
             piped = [

@@ -136,12 +136,12 @@ def _read_step(name: str, line: object, toml: TomlText, folder: Path) -> RecipeS
     return RecipeStep(name, line["command"], script, line.get("about", ""), in_pipe, suffix, configs)
 
 
-def all_recipes() -> list[Recipe]:
-    """Every recipe that lists steps, sorted by folder; in a fork of one (`nemotron fork`) that one, too.
+def recipe_folders() -> list[Path]:
+    """The folder of every recipe that lists steps, sorted; in a fork of one (`nemotron fork`) that one's, too.
 
     The fork's command names its folder of recipes in NEMOTRON_RECIPES; a script that a user starts there is below it.
     """
     script = Path(sys.argv[0]).absolute()
     beside = next((folder.parent for folder in script.parents if (folder / STEPS_FILE).is_file()), RECIPES)
     folders = (RECIPES, Path(os.environ.get(FORK) or beside))
-    return [read_recipe(file.parent) for file in sorted({file for top in folders for file in top.rglob(STEPS_FILE)})]
+    return sorted({file.parent for top in folders for file in top.rglob(STEPS_FILE)})

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import parse
 from nemotron.cli.main import app
-from nemotron.kit.steps import all_recipes
+from nemotron.kit.steps import read_recipe, recipe_folders
 
 
 def command_lines(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -50,7 +50,9 @@ def test_keys_are_listed_with_what_they_are(line: str, expected: list[str]) -> N
 
 def test_without_c_every_command_takes_the_config_called_default() -> None:
     defaults = {
-        (recipe.folder.name, parse(step.script).config.default) for recipe in all_recipes() for step in recipe.steps
+        (recipe.folder.name, parse(step.script).config.default)
+        for recipe in map(read_recipe, recipe_folders())
+        for step in recipe.steps
     }
     assert {default for family, default in defaults if family != "nano2"} == {"default"}
     assert {default for family, default in defaults if family == "nano2"} == {"tiny"}  # the tutorial has no other

@@ -115,6 +115,8 @@ def test_a_step_that_is_listed_is_in_the_hints(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "config" / "mine.yaml").write_text("run: {output: 'plants-${run.config}'}\n")
     (tmp_path / "water.py").write_text("# /// script\n# [tool.runspec]\n# name = 'garden/water'\n# ///\n")
     (tmp_path / "steps.toml").write_text('[steps]\nwater = {command = "nemotron garden water", script = "water.py"}\n')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "steps.toml").write_text("[steps\n")  # which is no reason to say nothing of others
     monkeypatch.setattr(steps, "RECIPES", tmp_path)
     commands.makers_by_artifact.cache_clear()
     try:

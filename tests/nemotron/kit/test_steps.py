@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.steps import RECIPES, all_recipes, read_recipe
+from nemotron.kit.steps import RECIPES, read_recipe, recipe_folders
 
 EXAMPLE = 'as in {command = "nemotron …", script = "train.py"}'
 LINE = 'sow = {command = "nemotron garden sow", script = "bed/sow.py"}'
@@ -106,5 +106,5 @@ def test_what_is_refused(folder: Path, text: str, message: str, hint: str | None
 
 
 def test_recipes_are_found_at_any_depth() -> None:
-    names = [recipe.folder.relative_to(RECIPES).as_posix() for recipe in all_recipes()]
+    names = [folder.relative_to(RECIPES).as_posix() for folder in recipe_folders()]
     assert {"data/curation/nemotron_cc", "data", "nano3"} <= set(names)

@@ -137,7 +137,7 @@ def open_data(cfg: SFTConfig, ranks: Ranks) -> Data:
     if tokenizer.is_file() and tokenizer.read_bytes() != (base.path / "tokenizer.json").read_bytes():
         raise UserError(
             f"{pack.ref} was tokenised with another tokenizer than that of {base.ref}",
-            f"prepare the data again with run.tokenizer={base.ref}, or train the model on the other data",
+            f"prepare the data again with run.tokenizer={base.ref} text.path=null, or train on the other data",
         )
     ranks.check_divides("train.global_batch_size", cfg.train.global_batch_size)
     cfg.evaluation.families = verifiable_families(cfg.evaluation.families, cfg.evaluation.sandbox)

@@ -164,7 +164,7 @@ def main() -> None:
             check_scale(name, cfg.scale_all, records=records, beyond=beyond)
             _check_own(name, table.counts[name], reports[name])
         for name in environments:
-            if not table.counts[name].get(KEPT):  # what an endless one says twice is no loss
+            if table.counts[name].get(KEPT, 0) < sum(per_family.values()):  # else what it says twice is no loss
                 _check_own(name, table.counts[name], ReadReport())
         if not tasks["train"]:
             raise UserError("no training prompt is left", "the table above says what was dropped and why")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.config.yaml_text import escape_interpolation, read_yaml
+from nemo_runspec.config.yaml_text import escape_interpolation, read_yaml, spelled
 from nemo_runspec.fingerprint import NOT_CONTENT_OF_RUN, content_of, run_code
 
 if TYPE_CHECKING:
@@ -32,64 +32,59 @@ def changes_since(before: Version, resolved: ResolvedConfig) -> list[str]:
         return []
     config = resolved.model or resolved.data
     pinned = before.record.get("inputs")
-    roles = {*resolved.inputs, *(pinned if isinstance(pinned, dict) else {})}
+    pinned = pinned if isinstance(pinned, dict) else {}
     changes: list[str] = []
     for line in differing_keys(content_of(config, then), escape_interpolation(content_of(config))):
         key = line.partition(":")[0]
-        group, _, name = key.partition(".")
-        name = name.partition(".")[0]
-        if group == "run" and (name in roles or name in NOT_CONTENT_OF_RUN):
-            continue
-        if group == "run" and name == "files":
-            line = "your files"
+        if key.startswith("run."):
+            name = key.split(".")[1]
+            if name in NOT_CONTENT_OF_RUN or name in pinned or name in resolved.inputs:
+                continue
+            line = "your files" if name == "files" else line
         if line not in changes and not _reads_an_input(resolved.loaded.data, key):
             changes.append(line)
-    changes += _inputs(pinned if isinstance(pinned, dict) else {}, then.get("run"), resolved.inputs)
-    schema = resolved.spec.schema_path  # which a script's import of it counts once more
-    changes += differing_modules(code, run_code(config, resolved.spec), but=schema.name if schema else "")
+    run = then.get("run")
+    changes += _inputs(pinned, run if isinstance(run, dict) else {}, resolved.inputs)
+    changes += differing_modules(code, run_code(config, resolved.spec))
     return changes or [resolved.spec.script_path.name]
 
 
-def _inputs(
-    pinned: Mapping[str, str], run: Mapping[str, Any] | None, inputs: Mapping[str, Version | None]
-) -> Iterator[str]:
+def _inputs(pinned: Mapping[str, str], run: Mapping[str, Any], inputs: Mapping[str, Version | None]) -> Iterator[str]:
     for role, version in inputs.items():
         if role not in pinned:
             yield f"run.{role} (new)"
         elif version is None or version.digest != str(pinned[role]).rpartition("@")[2]:
             yield f"run.{role} ({'made anew' if version is None else version.ref})"
-    yield from (f"run.{role} (no longer)" for role in pinned if role in (run or {}) and role not in inputs)
+    yield from (f"run.{role} (no longer)" for role in pinned if role in run and role not in inputs)
 
 
 def _reads_an_input(data: Any, key: str) -> bool:
     """Whether a key's value is a place in an input (`${art:data,path}`): where that lies is no change of it."""
     for part in key.split("."):
-        if isinstance(data, list):
-            data = dict(zip(map(str, range(len(data))), data, strict=True))
+        data = _by_number(data)
         data = data.get(part) if isinstance(data, dict) else None
     return isinstance(data, str) and "${art:" in data
 
 
-def differing_modules(then: Mapping[str, str], now: Mapping[str, str], but: str = "") -> list[str]:
-    """The modules whose sha256 is another, in order; `but` one, unless it is the only one."""
-    names = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
-    return [name for name in names if name != but] or names
+def _by_number(value: Any) -> Any:
+    """A list as a mapping of its items by their places, anything else as it is."""
+    return {str(place): item for place, item in enumerate(value)} if isinstance(value, list) else value
+
+
+def differing_modules(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The modules whose sha256 is another, in order."""
+    return [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
 
 
 def differing_keys(then: Any, now: Any, key: str = "") -> list[str]:
     """`key: A -> B` for every value of a tree that is another; of lists of one length, item by item."""
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
-        then, now = ({str(index): item for index, item in enumerate(items)} for items in (then, now))
+        then, now = _by_number(then), _by_number(now)
     if isinstance(then, dict) and isinstance(now, dict):
         keys = [*then, *(name for name in now if name not in then)]
         below = [differing_keys(then.get(name), now.get(name), f"{key}.{name}" if key else str(name)) for name in keys]
         return [line for lines in below for line in lines]
-    return [] if then == now else [f"{key}: {_word(then)} -> {_word(now)}"]
-
-
-def _word(value: Any) -> str:
-    """A value as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return [] if then == now else [f"{key}: {spelled(then)} -> {spelled(now)}"]
 
 
 def in_short(changes: Sequence[str], limit: int = 3) -> str:

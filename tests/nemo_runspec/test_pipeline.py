@@ -202,6 +202,7 @@ def test_files_inputs_and_stages_that_differ_are_named(
         (b"{}", b"- 1", {}, {}),
         (b"{}", b"a: :", {}, {}),
         (b"{}", b"a: 1", "me", ["data"]),
+        (b"{}", b"run: 1", {}, {"data": "demo-two:1"}),
     ],
 )
 def test_a_version_of_somebody_else_s_stops_nothing(

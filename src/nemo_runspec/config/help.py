@@ -22,7 +22,7 @@ from nemo_runspec.config.schema import (
     members,
     optional_group,
 )
-from nemo_runspec.config.yaml_text import KeyPath, dotted, split_key
+from nemo_runspec.config.yaml_text import KeyPath, dotted, spelled, split_key
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec, find_script, parse
 
@@ -155,22 +155,7 @@ def _default(schema: type[BaseModel], path: KeyPath) -> str:
                 value = field.get_default(call_default_factory=True)
             except ValueError:  # a group some of whose keys have to be given
                 value = undefined
-    return "" if value is undefined else _spelled(value)
-
-
-def _spelled(value: Any) -> str:
-    """A value as YAML spells it, on one line."""
-    from pydantic import BaseModel
-
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, BaseModel):
-        value = value.model_dump(mode="json")
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_spelled(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple | set | frozenset):
-        return "[" + ", ".join(map(_spelled, value)) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+    return "" if value is undefined else spelled(value)
 
 
 def _group_of_items(schema: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:

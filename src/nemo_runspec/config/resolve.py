@@ -35,7 +35,7 @@ from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, reads_no_run, run_defaults
 from nemo_runspec.config.validate import UserLocation, check_keys, digest_user_files, user_locations, validate
-from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, read_yaml, shown
+from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, read_yaml, shown, spelled
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import NAME, Runspec, recipe_name
@@ -218,7 +218,7 @@ def _refuse_defaults_of_another_family(model: BaseModel, spec: Runspec, loaded: 
         return
     own = {dotted(path): value for path, value in _own_defaults(model, type(model).__module__, ()) if path[0] != "run"}
     if own:
-        stated = ", ".join(f"{key}={_as_word(value)}" for key, value in own.items())
+        stated = ", ".join(f"{key}={spelled(value)}" for key, value in own.items())
         raise UserError(
             f"{shown(loaded.path)}: {next(iter(own))} is missing: its default is that of {spec.family}",
             f"state it for this family; {len(own)} are missing, in {spec.family} they are {stated}",
@@ -233,12 +233,6 @@ def _is_config_of(spec: Runspec, file: Path) -> bool:
     run = values.get("run") if isinstance(values, dict) else None
     script = run.get("script") if isinstance(run, dict) else None
     return isinstance(script, str) and spec.is_named(script)
-
-
-def _as_word(value: Any) -> str:
-    """A value as the command line and YAML take it."""
-    plain = value.model_dump(mode="json") if hasattr(value, "model_dump") else value
-    return plain if isinstance(plain, str) else json.dumps(plain, default=str)
 
 
 def _own_defaults(group: BaseModel, module: str, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

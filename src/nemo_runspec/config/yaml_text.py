@@ -184,6 +184,21 @@ def escape_interpolation(value: Any) -> Any:
     return value
 
 
+def spelled(value: Any) -> str:
+    """A value as YAML spells it, on one line."""
+    from pydantic import BaseModel
+
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {spelled(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return "[" + ", ".join(map(spelled, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+
+
 def split_key(key: str) -> KeyPath:
     """`a.b[0].c` and `a.b.0.c` -> ("a", "b", 0, "c")."""
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"[.\[\]]+", key) if part)

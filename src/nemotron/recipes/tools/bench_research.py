@@ -54,8 +54,6 @@ LEADERBOARD = "leaderboard.csv"  # beside its entries
 MIN_SEEDS, BASELINE_SEEDS = 3, 10  # of a line of it, and of its first
 # Standard errors. A gain of 2 comes by chance once in 44 tries. A check looks at all lines, so that 2 would often fail.
 NEEDED, ALLOWED = 2.0, 3.0
-# Tokens read in the budget, times those of a line: beyond, the processor is another one of the name, or shared.
-AS_FAST = (0.8, 1.25)
 END = "</s>"  # stands behind every document
 MAX_SEQ_LEN = 4096  # a window: attention over more would take the memory of a small machine
 
@@ -279,9 +277,8 @@ def judge(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
 def check(folder: Path, num_seeds: int) -> dict[str, Any]:
     """Run the entries of a leaderboard again, each with the first of its seeds.
 
-    Where text, processor and PyTorch are those of a line, and its runs come as far, its scores have to come again,
-    within noise. Elsewhere no line may be worse than the one before it by more than noise, and of the first nothing is
-    asked.
+    Where text, processor and PyTorch are those of a line, its scores have to come again, within noise. Elsewhere no
+    line may be worse than the one before it by more than noise, and of the first nothing is asked.
     """
     rows, lines, before = read_leaderboard(folder), list[dict[str, Any]](), math.inf
     for row in rows:
@@ -289,14 +286,13 @@ def check(folder: Path, num_seeds: int) -> dict[str, Any]:
             raise UserError(f"{folder / row.entry} is not the file that was scored: its sha256 is another")
     text = read_text()
     for row in rows:
-        runs = [run_entry(folder / row.entry, seed, BUDGET, text) for seed in row.seeds[:num_seeds]]
-        mean = statistics.fmean(run["bits_per_byte"] for run in runs)
-        speed = statistics.fmean(run["tokens"] for run in runs) / row.tokens
-        same = same_machine(row, machine(text)) and AS_FAST[0] <= speed <= AS_FAST[1]
-        allowed = ALLOWED * standard_error(rows, len(runs), len(row.scores) if same else len(runs))
+        scores = [run_entry(folder / row.entry, seed, BUDGET, text)["bits_per_byte"] for seed in row.seeds[:num_seeds]]
+        mean = statistics.fmean(scores)
+        same = same_machine(row, machine(text))
+        allowed = ALLOWED * standard_error(rows, len(scores), len(row.scores) if same else len(scores))
         confirmed = abs(mean - row.bits_per_byte) <= allowed if same else mean <= before + allowed
         limit = f", {allowed:.4f} above the line before at most" if lines else ""
-        wanted = f"within {allowed:.4f}" if same else f"another machine, {speed:.2f} times the tokens{limit}"
+        wanted = f"within {allowed:.4f}" if same else f"another machine{limit}"
         verdict = "confirmed" if confirmed else "NOT CONFIRMED"
         print(f"{row.entry}: {mean:.4f}, recorded {row.bits_per_byte:.4f} ({wanted}): {verdict}", file=sys.stderr)
         lines.append(

@@ -141,6 +141,19 @@ def test_an_endless_environment_of_few_prompts_ends_and_its_duplicates_are_not_c
     assert refused.value.hint == "its 2 different tasks, by the hash of their prompts: eval 2"
 
 
+@pytest.mark.parametrize(("num_tasks", "is_told"), [(1000, False), (100_000, True)])
+def test_what_is_said_twice_is_a_loss_where_prompts_are_missing(
+    halves: Path, capsys: pytest.CaptureFixture[str], num_tasks: int, is_told: bool
+) -> None:
+    """Each prompt ten times over: enough for ten prompts, not for a thousand."""
+    halves.write_text(halves.read_text().replace("in range(0, 2000, 2)", "in [2 * (n // 10) for n in range(2000)]"))
+    assert (
+        prepare("environments={halves: halves.py:Halves}", f"tasks.num_tasks={num_tasks}", "tasks.num_valid_tasks=100")
+        == 0
+    )
+    assert ("warning: source 'halves'" in capsys.readouterr().err) == is_told
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [

@@ -207,20 +207,18 @@ def test_a_leaderboard_is_written_as_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processor", "tokens", "scores", "confirmed"),
+    ("processor", "scores", "confirmed"),
     [
-        ("p", 9, {"a.py": 2.005, "b.py": 1.895}, [True, True]),
-        ("p", 10, {"a.py": 2.040, "b.py": 1.900}, [False, True]),  # 3 x 0.0105 x sqrt(1 + 1/10) = 0.033
-        ("q", 10, {"a.py": 1.500, "b.py": 1.400}, [True, True]),  # another: only the order counts, not the first line
-        ("q", 10, {"a.py": 1.500, "b.py": 1.510}, [True, True]),  # within noise: 3 x 0.0105 x sqrt(1 + 1) = 0.045
-        ("q", 10, {"a.py": 1.500, "b.py": 1.550}, [True, False]),
-        ("p", 5, {"a.py": 2.500, "b.py": 2.400}, [True, True]),  # half as fast, whatever it is called
-        ("p", 13, {"a.py": 1.500, "b.py": 1.550}, [True, False]),
+        ("p", {"a.py": 2.005, "b.py": 1.895}, [True, True]),
+        ("p", {"a.py": 2.040, "b.py": 1.900}, [False, True]),  # 3 x 0.0105 x sqrt(1 + 1/10) = 0.033
+        ("q", {"a.py": 1.500, "b.py": 1.400}, [True, True]),  # a faster one: only the order counts, not the first line
+        ("q", {"a.py": 1.500, "b.py": 1.510}, [True, True]),  # within noise: 3 x 0.0105 x sqrt(1 + 1) = 0.045
+        ("q", {"a.py": 1.500, "b.py": 1.550}, [True, False]),
     ],
 )
 def test_a_check_runs_all_lines_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    processor: str, tokens: int, scores: dict[str, float], confirmed: list[bool],
+    processor: str, scores: dict[str, float], confirmed: list[bool],
 ) -> None:  # fmt: skip
     for name, of_line in (("a.py", [1.99, 2.01] * 5), ("b.py", [1.9] * 3)):
         (tmp_path / name).write_text(ENTRY)
@@ -229,7 +227,7 @@ def test_a_check_runs_all_lines_again(
 
     def run(entry: Path, seed: int, budget: float, text: Text) -> dict[str, Any]:
         ran.append((entry.name, seed, budget))
-        return {"bits_per_byte": scores[entry.name], "tokens": tokens}
+        return {"bits_per_byte": scores[entry.name]}
 
     monkeypatch.setattr(bench_research, "run_entry", run)
     monkeypatch.setattr(bench_research, "read_text", lambda: TEXT)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import platform
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from nemotron.kit.environment import describe_environment
 from nemotron.stack.models import NemotronH, NemotronHConfig
 
 MODELS = {
@@ -68,13 +66,11 @@ def machine() -> str:
     """One line: processor, cores, threads and the versions that matter."""
     import transformers
 
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [
-        line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
-    ]
+    here = describe_environment()
     settings = [f"{key}={os.environ[key]}" for key in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if key in os.environ]
     return (
-        f"{(names or [platform.processor()])[0]}, {os.cpu_count()} cores, {torch.get_num_threads()} threads; "
-        f"Python {sys.version.split()[0]}, torch {torch.__version__}, transformers {transformers.__version__}; "
+        f"{here['cpu']} ({here['torch']['instructions']}), {here['cpu_count']} cores, "
+        f"{torch.get_num_threads()} threads; "
+        f"Python {here['python']}, torch {torch.__version__}, transformers {transformers.__version__}; "
         + " ".join(settings)
     )

@@ -49,7 +49,12 @@ def describe_environment() -> dict[str, Any]:
     if torch is not None:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         devices = [torch.cuda.get_device_name(index) for index in range(count)]
-        facts["torch"] = {"version": str(torch.__version__), "threads": torch.get_num_threads(), "devices": devices}
+        facts["torch"] = {
+            "version": str(torch.__version__),
+            "instructions": torch.backends.cpu.get_cpu_capability(),  # a guest's processors differ under one name
+            "threads": torch.get_num_threads(),
+            "devices": devices,
+        }
     return facts
 
 

@@ -283,7 +283,8 @@ def check(folder: Path, num_seeds: int) -> dict[str, Any]:
     """Run the entries of a leaderboard again, each with the first of its seeds.
 
     Where text, processor and PyTorch are those of a line, its scores have to come again, within noise. Elsewhere no
-    line may be worse than the one before it by more than noise, and of the first nothing is asked.
+    line may be worse than the one before it by more than noise, and of the first nothing is asked. A line whose entry
+    fails is not confirmed, and the others are run.
     """
     rows, lines, before = read_leaderboard(folder), list[dict[str, Any]](), math.inf
     for row in rows:
@@ -291,19 +292,22 @@ def check(folder: Path, num_seeds: int) -> dict[str, Any]:
             raise UserError(f"{folder / row.entry} is not the file that was scored: its sha256 is another")
     text = read_text()
     for row in rows:
-        scores = [run_entry(folder / row.entry, seed, BUDGET, text)["bits_per_byte"] for seed in row.seeds[:num_seeds]]
-        mean = statistics.fmean(scores)
+        line: dict[str, Any] = {"entry": row.entry, "recorded": row.bits_per_byte}
+        try:
+            runs = [run_entry(folder / row.entry, seed, BUDGET, text) for seed in row.seeds[:num_seeds]]
+        except RunFailed as error:  # on a machine that it is not made for, for example
+            print(f"{error}: NOT CONFIRMED", file=sys.stderr)
+            lines.append(line | {"failed": str(error), "confirmed": False})
+            continue
+        mean = statistics.fmean(run["bits_per_byte"] for run in runs)
         same = same_machine(row, machine(text))
-        allowed = ALLOWED * standard_error(rows, len(scores), len(row.scores) if same else len(scores))
+        allowed = ALLOWED * standard_error(rows, len(runs), len(row.scores) if same else len(runs))
         confirmed = abs(mean - row.bits_per_byte) <= allowed if same else mean <= before + allowed
-        limit = f", {allowed:.4f} above the line before at most" if lines else ""
+        limit = f", {allowed:.4f} above the line before at most" if math.isfinite(before) else ""
         wanted = f"within {allowed:.4f}" if same else f"another machine{limit}"
         verdict = "confirmed" if confirmed else "NOT CONFIRMED"
         print(f"{row.entry}: {mean:.4f}, recorded {row.bits_per_byte:.4f} ({wanted}): {verdict}", file=sys.stderr)
-        lines.append(
-            {"entry": row.entry, "bits_per_byte": round(mean, 5), "recorded": row.bits_per_byte}
-            | {"allowed": round(allowed, 5), "confirmed": confirmed}
-        )
+        lines.append(line | {"bits_per_byte": round(mean, 5), "allowed": round(allowed, 5), "confirmed": confirmed})
         before = mean
     return {"confirmed": all(line["confirmed"] for line in lines), "lines": lines} | machine(text)
 

@@ -214,6 +214,8 @@ def test_a_leaderboard_is_written_as_it_is_read(tmp_path: Path) -> None:
         ("q", {"a.py": 1.500, "b.py": 1.400}, [True, True]),  # a faster one: only the order counts, not the first line
         ("q", {"a.py": 1.500, "b.py": 1.510}, [True, True]),  # within noise: 3 x 0.0105 x sqrt(1 + 1) = 0.045
         ("q", {"a.py": 1.500, "b.py": 1.550}, [True, False]),
+        ("p", {"b.py": 1.900}, [False, True]),  # the first fails
+        ("q", {"b.py": 1.900}, [False, True]),
     ],
 )
 def test_a_check_runs_all_lines_again(
@@ -227,6 +229,8 @@ def test_a_check_runs_all_lines_again(
 
     def run(entry: Path, seed: int, budget: float, text: Text) -> dict[str, Any]:
         ran.append((entry.name, seed, budget))
+        if entry.name not in scores:
+            raise RunFailed(f"{entry.name} took 301 s of processor time, allowed are 300")
         return {"bits_per_byte": scores[entry.name]}
 
     monkeypatch.setattr(bench_research, "run_entry", run)

@@ -173,13 +173,17 @@ def judged_rewards(
 def wins(
     judge: Judge, pairs: Sequence[tuple[Task, Response, Response]], seed: int, poll: Callable[[], None] = lambda: None
 ) -> list[float]:
-    """How often the first response wins, of each pair: 1, 0, or 0.5 for a tie, mean of both orders."""
-    groups = [(task, [first, second], [(0, 1), (1, 0)]) for task, first, second in pairs]
-    results = []
-    for matches in judge.matches(groups, seed, poll)[0]:
+    """How often the first response wins, of each pair: 1, 0, or 0.5 for a tie, mean of both orders.
+
+    Equal responses are a tie, and nobody is asked.
+    """
+    differing = [row for row, (_, first, second) in enumerate(pairs) if first != second]
+    groups = [(pairs[row][0], pairs[row][1:], [(0, 1), (1, 0)]) for row in differing]
+    results = [0.5] * len(pairs)
+    for row, matches in zip(differing, judge.matches(groups, seed, poll)[0], strict=True):
         won = []
         for i, j, judgement in matches:
             scores = dict(zip((i, j), (judgement.after_tie_break() if judgement else (0.0, 0.0)), strict=True))
             won.append(0.5 + 0.5 * np.sign(scores[0] - scores[1]))
-        results.append(float(np.mean(won)))
+        results[row] = float(np.mean(won))
     return results

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.recipes.nano3.stage2_rl.genrm import comparisons_of, memory_needs, note_nothing_learned
 from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig
-from nemotron.recipes.nano3.stage2_rl.rlhf import judged_families
+from nemotron.recipes.nano3.stage2_rl.rlhf import judged_families, win_rate
 from nemotron.recipes.nano3.stage2_rl.rlhf_schema import RLHFConfig
 from nemotron.stack.environments import Solution, Task, generate_tasks
 from nemotron.stack.evaluation.scoring import Completion
@@ -127,3 +128,13 @@ def test_where_no_family_was_drawn_and_evaluated_it_is_said_that_there_is_no_win
     assert judged_families(cfg, ["math", "multiple_choice"]) == ["math"] and not capsys.readouterr().err
     assert judged_families(cfg, ["multiple_choice"]) == []
     assert "no win rate: training drew math, and evaluation.families has multiple_choice" in capsys.readouterr().err
+
+
+def test_a_win_rate_is_of_all_pairs_and_of_those_that_are_decided() -> None:
+    changed, same = np.array([[1, 0.5], [1, 0], [0.5, 0.75], [0.5, 0.5]]), np.full((4, 2), 0.5)
+    rates = win_rate([changed, same])
+    assert rates["estimate"] == pytest.approx((4.75 / 8 + 0.5) / 2)
+    assert rates["ties"] == 12 / 16
+    assert rates["decided"]["estimate"] == pytest.approx((1 + 0.5 + 1) / 3)
+    assert 0 <= rates["decided"]["low"] < rates["decided"]["estimate"] < rates["decided"]["high"] <= 1
+    assert win_rate([same])["decided"] is None

@@ -328,6 +328,8 @@ def test_wins_are_counted_in_both_orders(asked: list[str], tokenizer: Tokenizer)
     assert wins(perfect(tokenizer), pairs, seed=0) == [1.0, 0.0, 0.5]  # tied, and the first place is preferred
     assert wins(perfect(tokenizer), [(TASK, Response("so", ""), Response("x", "70"))], seed=0) == [0.0]
     assert len(asked) == 6
+    assert wins(perfect(tokenizer), [(TASK, SHORT, SHORT), pairs[0]], seed=0) == [0.5, 1.0]
+    assert len(asked) == 8  # nobody is asked about equal responses
 
 
 def test_judging_is_left_on_a_signal(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

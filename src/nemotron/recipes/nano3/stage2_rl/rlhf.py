@@ -43,6 +43,7 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,7 +282,7 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
     """The model as it is now beside the one that training began with, on held-out tasks, responses sampled.
 
     `tasks` and `before`: pass@1; `comparison`: of both, paired; `lengths`: characters; `win_rate`: by each judge, on
-    tasks of the families that training drew.
+    tasks of the families that training drew (`win_rate`).
     """
     tasks = held_out_tasks(cfg.evaluation.tasks_per_family, cfg.evaluation)
     if not tasks:
@@ -302,7 +303,7 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
         judges["test_judge"] = open_judge(cfg, cfg.judge.test_model_path, session.ranks.device)
 
     def won(judge: Judge, family: str) -> np.ndarray:
-        """How often the model after wins, of each task."""
+        """How often the model after wins, of each task and sample."""
         rows = after.rows(family).tolist()
         pairs = [
             (tasks[row], new, old)
@@ -310,18 +311,44 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
             for old, new in zip(responses[0][row], responses[1][row], strict=True)
         ]
         of_pairs = wins(judge, pairs, cfg.evaluation.seed, session.stop.poll)
-        return np.array(of_pairs).reshape(len(rows), -1).mean(1)
+        return np.array(of_pairs).reshape(len(rows), -1)
 
     win_rates = {}
     for name, judge in judges.items():
-        win_rates[name] = bootstrap_interval([won(judge, family) for family in judged])
-        print(f"{name} prefers the model after to before: {win_rates[name].estimate:.3f}", file=sys.stderr)
+        rates = win_rates[name] = win_rate([won(judge, family) for family in judged])
+        decided = f"{rates['decided']['estimate']:.3f} of these" if rates["ties"] < 1 else "of none"
+        print(
+            f"{name} prefers the model after to before: {rates['estimate']:.3f}, a tie as half; "
+            f"{1 - rates['ties']:.1%} of the pairs are decided, {decided}",
+            file=sys.stderr,
+        )
     return {
         "tasks": after.metrics(),
         "before": before.metrics(),
         "comparison": {which: compare(before, after, which).metrics() for which in ("greedy", "sampled")},
         "lengths": {name: mean_lengths(r) for name, r in zip(("before", "after"), responses, strict=True)},
-        "win_rate": {name: asdict(interval) for name, interval in win_rates.items()},
+        "win_rate": win_rates,
+    }
+
+
+def win_rate(of_families: Sequence[np.ndarray]) -> dict[str, Any]:
+    """How often the model after is preferred, with 95 % intervals.
+
+    `estimate`, `low`, `high`: of all pairs, a tie as half a win, mean over the families. `ties`: their share of the
+    pairs; most are of responses that training has not changed. `decided`: how often it wins of the other pairs, mean
+    over the tasks that have such a pair, of all families together; None where there is none.
+
+    Args:
+        of_families: `wins` of each family, [tasks, samples].
+    """
+    wins_TS = np.concatenate(of_families)
+    won_T, lost_T = (wins_TS > 0.5).sum(1), (wins_TS < 0.5).sum(1)
+    is_decided_T = won_T + lost_T > 0
+    rates_T = won_T[is_decided_T] / (won_T + lost_T)[is_decided_T]
+    return {
+        **asdict(bootstrap_interval([wins_TS.mean(1) for wins_TS in of_families])),
+        "ties": float((wins_TS == 0.5).mean()),
+        "decided": asdict(bootstrap_interval([rates_T])) if len(rates_T) else None,
     }
 
 

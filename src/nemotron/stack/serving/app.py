@@ -64,6 +64,7 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
 
     async def answer(request: Request, body: ChatRequest | CompletionRequest) -> Response:
         check_model(body.model)
+        server.check_count(body)  # before so many prompts are tokenised
         if isinstance(body, ChatRequest):
             prompts = [await asyncio.to_thread(chat_prompt, model, body)]
         else:

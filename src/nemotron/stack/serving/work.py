@@ -44,6 +44,14 @@ class Server:
         """Of this server."""
         return Metrics(lambda: self.engine.stats)
 
+    def check_count(self, body: ChatRequest | CompletionRequest) -> None:
+        """ApiError where a request wants more answers than there are places: waiting would not help."""
+        num_prompts = 1 if isinstance(body, ChatRequest) else len(body.prompts())
+        asked, most = num_prompts * (body.n or 1), self.engine.limits.max_rows + self.engine.limits.max_waiting
+        if asked > most:
+            message = f"{asked} answers asked for at once: this server holds {most}"
+            raise ApiError(400, message, param="n" if num_prompts == 1 else "prompt")
+
 
 class Work:
     """The answers of one request, which are asked for together and cancelled together.
@@ -58,10 +66,6 @@ class Work:
         self.created, self._begin = int(time.time()), time.perf_counter()
         self.timed_out = False
         self.writings: list[Writing] = []
-        num_answers, limits = sum(len(prompt.samplings) for prompt in prompts), server.engine.limits
-        if num_answers > limits.max_rows + limits.max_waiting:  # waiting would not help
-            most = limits.max_rows + limits.max_waiting
-            raise ApiError(400, f"{num_answers} answers asked for at once: this server holds {most}", param="n")
         try:
             for prompt in prompts:
                 for sampling in prompt.samplings:

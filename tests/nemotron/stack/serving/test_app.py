@@ -454,6 +454,14 @@ def test_what_other_endpoints_refuse(served: Served, path: str, body: dict[str, 
     assert "max_completion_tokens" not in error["message"] and error["type"] == "invalid_request_error"
 
 
+def test_more_answers_than_there_are_places_are_refused_before_their_prompts_are_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemotron.stack.serving.prompt.encode", lambda *_: pytest.fail("a prompt was tokenised"))
+    error = served.http.post("/v1/completions", json={"prompt": ["a"] * 8, "n": 126}).json()["error"]
+    assert "1008 answers asked for at once: this server holds 1000" in error["message"] and error["param"] == "prompt"
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -245,6 +245,9 @@ def _grammar(model: ServedModel, body: Generation, opening: Opening) -> Grammar 
         lark, param = (calls_in_a_list if in_lists else calls_in_xml)(required, lead, is_one), "tools"
     else:
         return None
+    if opening == "reasoning" and model.reasoning is None:  # the answer would be taken for reasoning
+        message = f"the chat template of {model.name} opens reasoning and does not show what ends it before an answer"
+        raise ApiError(400, message, param=param)
     try:
         return Grammar(lark, model.folder / "tokenizer.json")
     except ValueError as failure:

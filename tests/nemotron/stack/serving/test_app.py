@@ -306,6 +306,18 @@ def test_a_template_that_always_reasons_is_not_asked_without(
     assert serve("nano2").http.post("/v1/chat/completions", json=body | {"messages": talk}).status_code == 400
 
 
+def test_an_answer_is_not_held_where_nobody_knows_when_it_begins(serve: Callable[..., Served], tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    turns = "{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}"
+    template.write_text(turns + "{% if add_generation_prompt %}<think>{% endif %}{% if tools %}{{ tools }}{% endif %}")
+    served = serve(str(template))
+    served.says('{"a": 1}')
+    body = {"messages": USER, "response_format": {"type": "json_object"}}
+    answer = served.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and "opens reasoning and does not show what ends it" in answer.text
+    assert answer.json()["error"]["param"] == "response_format" and not served.engine.asked
+
+
 def test_tools_that_a_template_does_not_show_are_refused(serve: Callable[..., Served], plain_chat: str) -> None:
     served = serve(plain_chat)
     body = {"messages": USER, "tools": [ADD]}

@@ -2,6 +2,7 @@
 
 Names are those of OpenAI's reference and of vLLM's `entrypoints/openai/*/protocol.py`. A key that is not known here is
 refused, and so is one that would change the answer and is not served; at the value that changes nothing it is accepted.
+Long lists end at their first wrong item (`fail_fast`): to describe millions of them takes minutes, on the event loop.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Generation(Request):
     top_p: float | None = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[list[StopString], BeforeValidator(_as_list), Field(max_length=16)] = []
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[int] | None = Field(None, fail_fast=True)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
@@ -220,7 +221,7 @@ class ChatMessage(BaseModel):
     content: Annotated[str | None, BeforeValidator(_as_text)] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, fail_fast=True)
 
     def as_message(self) -> dict[str, Any]:
         """As `kit.chat` takes it. ValueError: arguments of a call are no JSON object."""
@@ -245,8 +246,8 @@ class NvExt(Strict):
 class Conversation(Request):
     """What becomes the prompt of a chat."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    tools: list[Tool] | None = None
+    messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    tools: list[Tool] | None = Field(None, fail_fast=True)
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
@@ -403,4 +404,4 @@ class TokenizeChat(Conversation):
 class DetokenizeRequest(Request):
     """POST /detokenize."""
 
-    tokens: list[int]
+    tokens: list[int] = Field(fail_fast=True)

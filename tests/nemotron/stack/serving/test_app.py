@@ -12,9 +12,11 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel, ValidationError
 from scripted_server import Served
 
 from nemotron.stack.serving.grammar import Grammar
+from nemotron.stack.serving.requests import ChatMessage, ChatRequest, DetokenizeRequest
 
 USER = [{"role": "user", "content": "What is 1 + 1?"}]
 ADD = {
@@ -464,6 +466,23 @@ def test_what_other_endpoints_refuse(served: Served, path: str, body: dict[str, 
     error = served.http.post(path, json=body).json()["error"]
     assert error["param"] == param and message in error["message"] and "Input should" not in error["message"], error
     assert "max_completion_tokens" not in error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "item"),
+    [
+        (ChatRequest, "messages", 5),
+        (ChatRequest, "tools", {"name": "f"}),
+        (ChatRequest, "stop_token_ids", "a"),
+        (ChatMessage, "tool_calls", {"function": "f"}),
+        (DetokenizeRequest, "tokens", "a"),
+    ],
+)
+def test_a_list_ends_at_its_first_wrong_item(kind: type[BaseModel], field: str, item: Any) -> None:
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate({"messages": USER, "role": "assistant"} | {field: [item] * 1000})
+    of_list = [problem["loc"][1] for problem in wrong.value.errors() if problem["loc"][0] == field]
+    assert set(of_list) == {0}
 
 
 def test_more_answers_than_there_are_places_are_refused_before_their_prompts_are_read(

@@ -161,9 +161,8 @@ def create_app(server: Server, api_key: str | None, is_local: bool) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def refuse_path(request: Request, error: HTTPException) -> Response:
-        return await refuse(
-            request, ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-        )
+        refusal = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        return JSONResponse(refusal.body, refusal.status, error.headers)  # of 405, Allow
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> Response:

@@ -530,6 +530,7 @@ def test_errors_in_the_shape_of_openai(served: Served) -> None:
     for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)):
         answer = served.http.request(method, path)
         assert answer.status_code == status and path in answer.json()["error"]["message"]
+        assert answer.headers.get("allow") == ("POST" if status == 405 else None)
     answer = served.http.post("/v1/completions", json={"prompt": [5, 9999]})
     assert answer.status_code == 400 and "9999" in answer.json()["error"]["message"]
 

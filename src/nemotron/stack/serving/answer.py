@@ -50,7 +50,7 @@ class Writing:
             self.reasoning_tokens += self._response is not None and self._response.reasons
             text = self._text.push(token.id)
             delta = Delta(content=text) if self._response is None else self._response.push(text)
-            total = _joined(total, delta)
+            total += delta
         if isinstance(self._text.stopped_by, str):
             self.answer.cancel("stop")
         self.tokens += used
@@ -61,7 +61,7 @@ class Writing:
         text = self._text.end()
         if self._response is None:
             return Delta(content=text)
-        return self._kept(_joined(self._response.push(text), self._response.end()))
+        return self._kept(self._response.push(text) + self._response.end())
 
     @property
     def finish_reason(self) -> Literal["stop", "length", "tool_calls"] | None:
@@ -83,10 +83,6 @@ class Writing:
             delta.calls = delta.calls[: max(0, 1 - self.calls)]
         self.calls += len(delta.calls)
         return delta
-
-
-def _joined(first: Delta, second: Delta) -> Delta:
-    return Delta(first.reasoning + second.reasoning, first.content + second.content, first.calls + second.calls)
 
 
 def calls_of(called: Sequence[dict[str, Any]], first: int | None = None) -> list[Call] | None:

@@ -79,6 +79,9 @@ class Delta:
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
 
+    def __add__(self, later: Delta) -> Delta:
+        return Delta(self.reasoning + later.reasoning, self.content + later.content, self.calls + later.calls)
+
 
 class ResponseText:
     """The text of a response, split as it is written.

@@ -156,14 +156,9 @@ async def whole_answer(work: Work) -> ChatResponse | CompletionResponse:
     deltas = [Delta() for _ in work.writings]
     async for index, tokens in work.tokens():
         writing = work.writings[index]
-        delta = writing.end() if tokens is None else writing.push(tokens)[0]
+        deltas[index] += writing.end() if tokens is None else writing.push(tokens)[0]
         if tokens is None:
             work.check(writing)
-        deltas[index] = Delta(
-            deltas[index].reasoning + delta.reasoning,
-            deltas[index].content + delta.content,
-            deltas[index].calls + delta.calls,
-        )
     choose = chat_choice if isinstance(work.body, ChatRequest) else completion_choice
     choices = [choose(work, index, delta) for index, delta in enumerate(deltas)]
     fields: dict[str, Any] = {}

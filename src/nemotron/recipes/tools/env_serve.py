@@ -60,7 +60,7 @@ def main(options: Options) -> None:
     try:
         server = GymHTTPServer(ResourcesServer(family, environment, sandbox), options.host, options.port)
     except OSError as failure:
-        hint = "--port 0 takes any that is free"
+        hint = "--host is an address of this machine, or its name; --port 0 takes any port that is free"
         raise UserError(f"cannot listen on {options.host}:{options.port}: {failure.strerror}", hint) from failure
     with server:
         print(

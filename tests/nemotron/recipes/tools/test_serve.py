@@ -27,7 +27,7 @@ from browser import PROGRAM, browser
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit.schemas.evaluation import ResponsesConfig
-from nemotron.recipes.tools import lm_eval_run, serve
+from nemotron.recipes.tools import env_serve, lm_eval_run, serve
 from nemotron.stack.environments import answer_of, generate_tasks, plain_text
 from nemotron.stack.evaluation.lm_eval_model import NemotronLM
 from nemotron.stack.evaluation.model import evaluate_model
@@ -174,6 +174,9 @@ def test_what_is_refused(server: Process, folder: Path) -> None:
 def test_an_address_that_is_not_of_this_machine() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:0") as refused:  # one for documentation
         serve.bind("192.0.2.1", 0)
+    assert refused.value.hint is not None and "--host" in refused.value.hint
+    with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1:0") as refused:
+        env_serve.main(env_serve.Options("math", "192.0.2.1", 0, "bubblewrap"))
     assert refused.value.hint is not None and "--host" in refused.value.hint
 
 

@@ -83,6 +83,9 @@ def test_the_models_of_nano2_have_no_config_in_their_names(start: Tool, tool: To
 def test_a_base_model_completes_text(start: Tool) -> None:
     _, options, environment = start("-c", "tiny", "--stage", "pretrain", "--debug")
     assert options["template"] is None and environment["RUNSPEC_DEBUG"] == "1"
+    for option in ("--template=nano3", "--thinking", "--no-thinking", "--reasoning-budget=16"):
+        with pytest.raises(UserError, match=f"{option.partition('=')[0]} is for answers, and this model completes"):
+            start("-c", "tiny", "--stage", "pretrain", option)
 
 
 def test_another_model_is_an_artifact_or_a_directory(start: Tool, tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
             raise UserError(
                 f"--reasoning-budget {reasoning_budget} leaves no answer in --max-new-tokens {max_new_tokens}"
             )
+        switch = "--thinking" if thinking else "--no-thinking"
         if None not in (reasoning_budget, thinking) and thinking != bool(reasoning_budget):
-            switch = "--thinking" if thinking else "--no-thinking"
             raise UserError(
                 f"{switch} and --reasoning-budget {reasoning_budget} contradict each other", "give one of them"
             )
@@ -147,8 +147,10 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
 
         found = find_model(model or models.chosen(Registry.default(), stage, config or "tiny"))
         complete = stage in models.base if stage else found.is_base and template is None
-        if complete and reasoning_budget is not None:
-            raise UserError("--reasoning-budget is for answers, and this model completes text", "leave it out")
+        of_answers = {"--reasoning-budget": reasoning_budget, "--template": template, switch: thinking}
+        given = [option for option, value in of_answers.items() if value is not None]
+        if complete and given:
+            raise UserError(f"{given[0]} is for answers, and this model completes text", "leave it out")
         if not complete and template is None and found.template is None:
             hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
             raise UserError(f"no chat template in {found.tokenizer}, and none is known of the model", hint)

@@ -161,6 +161,7 @@ def test_gc_keeps_the_latest_of_each_name_and_all_that_they_come_from(
     assert run("gc --dry-run").output.startswith("nothing to remove")
     registry.publish("third", source, {})
     assert run("gc --dry-run").output.splitlines() == ["some-model:1  5 B", "third:1  5 B", "2 versions, 10 B"]
+    assert run("gc --dry-run --yes").output == run("gc --dry-run").output
     refused = run("gc")
     assert isinstance(refused.exception, UserError) and refused.exception.message.startswith("nothing was removed")
     assert sum(map(len, left(tmp_path).values())) == 6

@@ -230,7 +230,7 @@ def gc(
     if not refs:
         typer.echo("nothing to remove: every version is the latest of its name, or one or an unfinished run needs it")
         return
-    if not yes:
+    if dry_run or not yes:
         for ref in refs:
             typer.echo(f"{ref}  {human_size(removal.size_of(registry, ref))}")
         count = counted(len(refs), "version")

@@ -229,6 +229,7 @@ def test_watch_publishes_what_a_run_elsewhere_has_saved(tmp_path: Path, monkeypa
         (saves / "iter_0000200" / name).write_text(name)
     assert "no checkpoint that is new" in run(f"watch {saves} --name mine --once").output  # it is not noted yet
     assert "is one checkpoint" in str(run(f"watch {saves}/iter_0000200 --name mine --once").exception)
+    assert "bad artifact name '-mine'" in str(run(f"watch {saves} --name=-mine --once").exception)
     (saves / "latest_checkpointed_iteration.txt").write_text("200")
 
     def leave(seconds: float) -> None:

@@ -13,6 +13,7 @@ import typer
 from nemo_runspec.artifacts import removal
 from nemo_runspec.artifacts.listing import compare, describe, list_entries
 from nemo_runspec.artifacts.manifest import human_size
+from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, report
 
@@ -134,6 +135,7 @@ def watch(
     """
     from nemotron.kit.megatron import is_checkpoint, register_checkpoint
 
+    check_name(name)  # the first checkpoint may be hours away
     if is_checkpoint(folder):
         raise UserError(f"{folder} is one checkpoint", f"give the folder that holds it: {folder.absolute().parent}")
     if not folder.is_dir():

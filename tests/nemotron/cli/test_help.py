@@ -23,6 +23,14 @@ def command_lines(command: object, words: tuple[str, ...] = ()) -> Iterator[tupl
         yield from command_lines(below, (*words, name))
 
 
+def command_of(words: tuple[str, ...]) -> object:
+    """The command or group of these words."""
+    command: object = typer.main.get_command(app)
+    for word in words:
+        command = vars(command)["commands"][word]
+    return command
+
+
 @pytest.mark.parametrize("words", list(command_lines(typer.main.get_command(app))), ids=" ".join)
 def test_every_command_has_a_help_page(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*words, "--help"])
@@ -85,4 +93,12 @@ def test_scale_is_an_option_of_data_preparation_alone(tmp_path: Path, monkeypatc
 def test_descriptions_of_commands_are_whole_sentences() -> None:
     rows = CliRunner().invoke(app, ["data", "curate", "--help"]).output.split("Commands:\n")[1]
     assert "Tell the language of every document and keep the wanted ones." in " ".join(rows.split())
-    assert "..." not in rows
+
+
+@pytest.mark.parametrize(
+    "group",
+    [words for words in command_lines(typer.main.get_command(app)) if hasattr(command_of(words), "commands")],
+    ids=" ".join,
+)
+def test_no_description_of_a_command_is_cut(group: tuple[str, ...]) -> None:
+    assert "..." not in CliRunner().invoke(app, [*group, "--help"]).output.split("Commands:\n")[1]

@@ -16,12 +16,15 @@ from nemo_runspec.artifacts.manifest import human_size
 from nemo_runspec.artifacts.naming import check_name
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import RunFailed, UserError, did_you_mean, report
+from nemotron.cli.groups import QuickGroup
 
 # Of a value that `show` prints, in characters: the samples of what curation dropped are many thousands.
 LONGEST_TEXT = 1000
 
 artifacts = typer.Typer(
-    help="Published artifacts: list, show, compare, add, watch for, trace back, verify, remove.", no_args_is_help=True
+    cls=QuickGroup,
+    help="Published artifacts: list, show, compare, add, watch for, trace back, verify, remove.",
+    no_args_is_help=True,
 )
 
 

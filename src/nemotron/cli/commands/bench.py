@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from nemotron.cli.groups import QuickGroup
 from nemotron.cli.tool import become_tool
 
-bench = typer.Typer(help="An idea about training, measured within minutes.", no_args_is_help=True)
+bench = typer.Typer(cls=QuickGroup, help="An idea about training, measured within minutes.", no_args_is_help=True)
 
 
 @bench.callback()

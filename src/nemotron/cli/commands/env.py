@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from nemotron.cli.groups import QuickGroup
 from nemotron.cli.tool import become_tool
 
-env = typer.Typer(help="Environments for other trainers: serve, records.", no_args_is_help=True)
+env = typer.Typer(cls=QuickGroup, help="Environments for other trainers: serve, records.", no_args_is_help=True)
 
 _NAME = "A family, as math, or one of yours: FILE.py:NAME, whose code is run."
 

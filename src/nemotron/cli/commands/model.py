@@ -14,9 +14,11 @@ import typer
 from nemo_runspec.artifacts.registry import Registry, Version
 from nemo_runspec.config.inputs import is_place
 from nemo_runspec.errors import UserError
+from nemotron.cli.groups import QuickGroup
 from nemotron.cli.tool import become_tool
 
 model = typer.Typer(
+    cls=QuickGroup,
     help="Models to Hugging Face: export; to Megatron: import. From Hugging Face: nemotron artifacts add.",
     no_args_is_help=True,
 )

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from nemotron.cli.groups import QuickGroup
 from nemotron.cli.tool import become_tool
 
-models = typer.Typer(help="Architectures: layers, parameters, memory, FLOPs.", no_args_is_help=True)
+models = typer.Typer(cls=QuickGroup, help="Architectures: layers, parameters, memory, FLOPs.", no_args_is_help=True)
 
 
 @models.command("show")

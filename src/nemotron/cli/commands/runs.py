@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from nemo_runspec.errors import UserError
+from nemotron.cli.groups import QuickGroup
 from nemotron.cli.tool import become_tool
 
-runs = typer.Typer(help="Runs, at work or not: list, show, plot, watch, remove.", no_args_is_help=True)
+runs = typer.Typer(cls=QuickGroup, help="Runs, at work or not: list, show, plot, watch, remove.", no_args_is_help=True)
 
 _RUN = "A folder, the end of a name that `runs list` shows, the first 4 characters of a fingerprint, or nano3/sft."
 

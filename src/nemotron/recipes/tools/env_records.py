@@ -7,6 +7,7 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 
     begin_script()
 
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -35,14 +36,22 @@ class Options:
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
-    """Different tasks of the split, in the order of the generator."""
+    """Different tasks of the split, in the order of the generator; of endless ones those before a long run without a
+    new one."""
     name, environment = find_environment(options.name)
     if environment is None:
         yield from iter_tasks(name, cast(Split, options.split), options.seed, distinct=True)
         return
+    seen: set[str] = set()
+    fruitless = 0
     for task in own.read_tasks(name, environment):
-        if split_of(task.canonical) == options.split:
+        fruitless += 1
+        if split_of(task.canonical) == options.split and task.canonical not in seen:
+            seen.add(task.canonical)
+            fruitless = 0
             yield task
+        elif fruitless == own.MAX_FRUITLESS:
+            return
 
 
 def main(options: Options) -> None:
@@ -55,7 +64,12 @@ def main(options: Options) -> None:
     if options.output is None:
         sys.stdout.writelines(lines)
         return
-    Path(options.output).write_text("".join(lines), encoding="utf-8")
+    try:
+        Path(options.output).write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # `run_main` has the words for a full disk
+        raise UserError(f"cannot write {options.output}: {error.strerror}", "--output names another place") from None
     print(f"{options.output}: {len(lines):,} records", file=sys.stderr)
 
 

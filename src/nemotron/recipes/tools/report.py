@@ -86,7 +86,10 @@ def read_records(ref: str, registry: Registry, family: Path | None = None) -> Re
     about = (family or RECIPES / producer.partition("/")[0]) / "report.yaml"
     if not producer or not about.is_file():
         raise UserError(f"{evaluation.ref} was made by {producer or 'nobody known'}, which has no report.yaml")
-    inputs = {role: registry.resolve(pinned) for role, pinned in evaluation.record["inputs"].items()}
+    inputs: dict[str, Version] = {}
+    for role, pinned in evaluation.record["inputs"].items():
+        with contextlib.suppress(ArtifactError):  # removed since
+            inputs[role] = registry.resolve(pinned)
     return Records(evaluation, inputs, registry, yaml.safe_load(about.read_text(encoding="utf-8")))
 
 
@@ -277,8 +280,11 @@ def _said(turn: str) -> Markup:
 
 
 def build_page(records: Records) -> str:
-    """The whole page."""
+    """The whole page. UserError: none of the models is there, or none is one that the family describes."""
     metrics, roles = records.metrics, list(records.models)
+    if not roles:
+        described = f"{', '.join(records.names)} of its family's report.yaml"
+        raise UserError(f"{records.evaluation.ref}: none of its models is left that is one of {described}")
     measured = [
         (which, role)
         for which in ("greedy", "sampled")

@@ -349,6 +349,17 @@ def test_only_an_evaluation_can_be_reported(registry: Registry) -> None:
     assert report.read_records("other-results", registry, family).names["sft"] == "SFT"
 
 
+def test_what_was_removed_since_is_left_out(registry: Registry) -> None:
+    for ref in ("nano3-pretrain-data-t:1", "nano3-sft-model-t:1"):
+        registry.remove(ref)
+    page = read(registry)
+    assert "run took 2:05" in page.text and "What curation dropped" not in page.text
+    for ref in ("nano3-pretrain-model-t:1", "nano3-rl-model-t:1"):
+        registry.remove(ref)
+    with pytest.raises(UserError, match=r"nano3-eval-results-t:1: none of its models is left that is one of base, sft"):
+        read(registry)
+
+
 def test_the_script_writes_the_page(registry: Registry, tmp_path: Path) -> None:
     target = tmp_path / "deep" / "page.html"
     command = [sys.executable, report.__file__, "nano3-eval-results-t", "--output", str(target)]

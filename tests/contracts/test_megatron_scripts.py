@@ -60,7 +60,10 @@ class AutoBridge:
             (folder / name).write_bytes(Path(hf_model_id, "config.json").read_bytes())
 
     def export_ckpt(self, megatron_path, hf_path):
-        Path(hf_path).mkdir()
+        Path(hf_path).mkdir(parents=True, exist_ok=True)
+        if Path("disk-is-full").exists():
+            Path(hf_path, "config.json").touch()
+            raise OSError("no space left")
         for name in ("config.json", "tokenizer.json"):
             Path(hf_path, name).write_bytes(Path(megatron_path, "__0_0.distcp").read_bytes())
 """
@@ -256,9 +259,17 @@ def test_a_model_becomes_a_checkpoint_and_a_model_again(library: Path, registry:
     assert (fields["num_steps"], fields["chat_template"], fields["reasoning"]) == (3, "nano3", True)
 
     options = {"model": "mine-megatron:1", "output": "out", "like": "hf://someone/their-model"}
+    (tmp_path / "out.part").mkdir()  # the user's own
+    (tmp_path / "out.part/note").touch()
+    (tmp_path / "disk-is-full").touch()
+    present = sorted(tmp_path.iterdir())
+    assert start(tmp_path, library, "tools/megatron_export.py", json.dumps(options), **store).returncode != 0
+    assert sorted(tmp_path.iterdir()) == present
+    (tmp_path / "disk-is-full").unlink()
     done = start(tmp_path, library, "tools/megatron_export.py", json.dumps(options), **store)
     assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr
     assert (tmp_path / "out/config.json").read_bytes() == (folder / "config.json").read_bytes()
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()  # not theirs
+    assert (tmp_path / "out.part/note").exists()
     again = start(tmp_path, library, "tools/megatron_export.py", json.dumps(options), **store)
     assert again.returncode == 2 and "out exists" in again.stderr

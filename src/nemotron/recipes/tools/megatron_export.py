@@ -23,6 +23,7 @@ from nemo_runspec.errors import UserError
 from nemotron.kit.megatron import MegatronCheckpoint
 from nemotron.kit.model_folder import HUB, TOKENIZER_FILES
 from nemotron.recipes.tools.options import run_tool
+from nemotron.recipes.tools.whole_folder import in_one_step
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,12 @@ def main(options: Options) -> None:
         raise UserError(f"{folder} exists", "another directory: -o")
     checkpoint = MegatronCheckpoint.load(options.model)
     bridge = AutoBridge.from_hf_pretrained(options.like.removeprefix(HUB))
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    bridge.export_ckpt(str(checkpoint.path), str(part))
     tokenizer = checkpoint.tokenizer_path
-    for name in TOKENIZER_FILES:  # and its chat template
-        if tokenizer is not None and (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, part / name)
-    part.rename(folder)
+    with in_one_step(folder.resolve(), [], "export") as filled:
+        bridge.export_ckpt(str(checkpoint.path), str(filled))
+        for name in TOKENIZER_FILES:  # and its chat template
+            if tokenizer is not None and (tokenizer / name).is_file():
+                shutil.copyfile(tokenizer / name, filled / name)
     print(folder)
     print(f"check and publish it: nemotron artifacts add {folder}", file=sys.stderr)
 

@@ -42,8 +42,8 @@ def number(value: float) -> str:
     """A value for an axis: 1200000 -> 1.2M, 0.25 -> 0.25."""
     for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{suffix}"
-    return f"{value:.6g}"  # 1.00005 is not 1
+            return f"{value / size:.6g}{suffix}"
+    return f"{value:.6g}"  # 1.00005 is not 1, and step 12345 is not 12.3k
 
 
 def smooth(points: Sequence[tuple[float, float]], share: float = 0.04) -> list[tuple[float, float]]:

@@ -52,7 +52,8 @@ def test_ticks_stay_within_the_range_and_are_few(low: float, span: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1_200_000, "1.2M"), (1500, "1.5k"), (0.25, "0.25"), (0, "0"), (-2000, "-2k")]
+    ("value", "text"),
+    [(1_200_000, "1.2M"), (1500, "1.5k"), (12_345, "12.345k"), (0.25, "0.25"), (0, "0"), (-2000, "-2k")],
 )
 def test_numbers_on_an_axis(value: float, text: str) -> None:
     assert number(value) == text

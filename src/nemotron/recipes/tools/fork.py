@@ -275,7 +275,7 @@ def main(options: Options) -> None:
     files = project_files(options.family, options.name)
     write_project(files, target)
     print(f"{target}: {len(files)} files, of {options.family}", file=sys.stderr)
-    print(f"cd {shlex.quote(str(Path(options.into or options.name)))}\npip install -e '.[dev]'")
+    print(f"cd {shlex.quote(str(expanded(options.into or options.name)))}\npip install -e '.[dev]'")
     print(f"{options.name} pipe -c smoke")
 
 

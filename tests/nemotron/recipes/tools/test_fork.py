@@ -140,6 +140,15 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(written) == 50 and list(tmp_path.iterdir()) == []
 
 
+def test_what_comes_next_leads_into_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    main(Options("nano2", "zebra", "~/of mine"))
+    first = capsys.readouterr().out.splitlines()[0]
+    subprocess.run(["sh", "-ec", f"{first}; test -f pyproject.toml"], check=True)
+
+
 def test_the_folder_where_the_shell_stands_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "here"
     here.mkdir()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         fields=record.get("fields") or {},
         inputs=record.get("inputs") or {},
         producer=producer,
+        command=shlex.join(producer.get("argv") or []),
         is_base=(record.get("fields") or {}).get("chat_template") is None,
         adapter_base=_adapter_base(version.path / ADAPTER_CONFIG),
         config=config,

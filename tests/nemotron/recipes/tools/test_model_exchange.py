@@ -74,6 +74,7 @@ def _add_inputs(root: Path, name: str, inputs: dict[str, str]) -> None:
     raw = json.loads((version.directory / "artifact.json").read_text())
     own = ("schema", "name", "digest", "num_files", "size_bytes")
     record = {key: value for key, value in raw.items() if key not in own} | {"inputs": inputs, "sources": []}
+    record["producer"] |= {"argv": ["nemotron", "nano3", "sft", "sources=[{name: a|b}]"]}
     registry.publish(name, version.path, record)
 
 
@@ -137,7 +138,7 @@ def test_the_card_says_what_the_records_say(published: Path, exported: Path) -> 
         version.pinned, version.record["created_at"], "source: the-raw-text", "nano3-sft-data-tiny:1",
         "| optimizer steps | 70 |", "| tokens | 4,096 |", "| `valid_loss.stories` | 1.25 |",
         "| math | 40 | 0.625 [0.470, 0.760] |  |", "as `sft`", f"| parameters | {total:,} |", f"{active:,}",
-        "| weights | float32 |",
+        "| weights | float32 |", r"| command | `nemotron nano3 sft 'sources=[{name: a\|b}]'` |",
     ):  # fmt: skip
         assert said in body, said
     assert "7,020" not in body, "where pretraining goes on, no measure of the model"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _OPENING = "\\boxed{"
+_BOXES = re.compile(r"(?:\\boxed\{\s*)+")
 
 
 def last_boxed(answer: str) -> str | None:
@@ -20,10 +21,15 @@ def last_boxed(answer: str) -> str | None:
             return None
         content = answer[start + len(_OPENING) : end].strip()
         start = answer.find(_OPENING, end)
-    while content is not None and _OPENING in content:
-        is_all = content.startswith(_OPENING) and _closing_brace(content, len(_OPENING)) == len(content) - 1
-        content = content[len(_OPENING) : -1].strip() if is_all else None
-    return content
+    if content is None or _OPENING not in content:
+        return content
+    # All boxes around it at once: one by one takes quadratic time.
+    around = _BOXES.match(content)
+    inner = content[around.end() :] if around else content
+    for _ in range(around[0].count(_OPENING) if around else 0):
+        inner = inner.rstrip().removesuffix("}")
+    is_all = _OPENING not in inner and _closing_brace(inner + "}", 0) == len(inner)
+    return inner.strip() if is_all else None
 
 
 def _closing_brace(text: str, start: int) -> int | None:

@@ -30,8 +30,12 @@ _PHRASINGS = ("What is {}?", "Compute {}.", "{}=?")
 _ANSWER = re.compile(r"\$?(?:\\boxed\{\s*(-?[0-9]{1,18})\s*\}|(-?[0-9]{1,18}))\$?\.?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _TO_COMPUTE = re.compile(r"\\(?:sum|prod|int|lim)(?![a-zA-Z])")
-# Of two numbers, but for the power of ten in `3\times 10^{8}`.
-_ARITHMETIC = re.compile(r"[0-9]\s*(?:[-+*/]|\\(?:cdot|times|div)(?![a-zA-Z]))\s*(?!10\s*\^)[0-9]")
+# Of two numbers, in brackets or not, but for the power of ten in `3\times 10^{8}`.
+_BLANK = r"\s|~|\\[ ,:;!]|\\q?quad(?![a-zA-Z])"
+_ARITHMETIC = re.compile(
+    rf"[0-9](?:{_BLANK}|[)}}\]]|\\right(?![a-zA-Z]))*(?:[-+*/]|\\(?:cdot|times|div)(?![a-zA-Z]))"
+    rf"(?:{_BLANK}|[({{\[]|\\left(?![a-zA-Z]))*[-+]?(?!10[\s)}}]*\^)[0-9]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +148,12 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
 def _verify_boxed(expected: str, given: str | None) -> Verdict:
     if given is None:
         return wrong("no \\boxed{} with an answer at the end")
-    # As the problem has it; math-verify would compute it. Of an equation every side is compared below.
+    # As the problem has it; math-verify would compute it. An equation may do so, and has the result on some side.
     if (operator := _TO_COMPUTE.search(given)) and not _TO_COMPUTE.search(expected):
         return wrong(f"{operator[0]} is left to be computed")
-    if _INTEGER.fullmatch(expected) and "=" not in given and (operator := _ARITHMETIC.search(given)):
+    sides = given.split("=")
+    is_stated = any(_INTEGER.fullmatch(side.strip()) for side in sides)
+    if _INTEGER.fullmatch(expected) and not is_stated and (operator := _ARITHMETIC.search(sides[-1])):
         return wrong(f"{operator[0]} is left to be computed")
     if _INTEGER.fullmatch(expected) and _INTEGER.fullmatch(given):  # most answers; thousands of times as fast
         is_equal = int(given) == int(expected)

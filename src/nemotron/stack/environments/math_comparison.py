@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 _TOKEN = re.compile(r"\\.|[{}]|(?<![<>!])=", re.DOTALL)
+_SEPARATOR = re.compile(r"(?<!\\)[,;]")  # a blank is `\,`
 _BASE = re.compile(r"[0-9]\s*_\s*(?:\{[^{}]*\}|\w)")  # 101_2
 _NAME = re.compile(
     r"\s*(?:\\?[A-Za-z]+|\\(?:text|mathrm|mathbf)\{[^{}]*\})'*(?:[_^](?:\{[^{}]*\}|\w))*(?:\([^()]*\))?\s*"
@@ -44,7 +45,8 @@ def _mean_the_same(expected: str, answer: str) -> bool:
     if not set(_BASE.findall(answer)) <= set(_BASE.findall(expected)):
         return False
     wanted, sides = _sides(expected), _sides(answer)
-    if len(sides) == 1 or len(sides) == len(wanted) == 2 or re.search("[,;]", answer):
+    is_one = len(wanted) == 1 and not _SEPARATOR.search(expected)  # a comma beside an equation then adds nothing to it
+    if len(sides) == 1 or len(sides) == len(wanted) == 2 or (_SEPARATOR.search(answer) and not is_one):
         return _library_agrees(expected, answer)
     if len(wanted) > 1 and not (_NAME.fullmatch(wanted[0]) and wanted[0].split() == sides[0].split()):
         return False

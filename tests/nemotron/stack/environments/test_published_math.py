@@ -96,6 +96,12 @@ def test_delimiters_are_stripped_in_pairs_and_around_all_of_it(text: str, record
         ("16", "7+9"),  # the problem, most often
         ("16", "2 \\cdot 8"),
         ("-7", "3 - 10"),
+        ("16", "(7)+{9}"),
+        ("16", "7\\,+\\left( 9 \\right)"),
+        ("16", "20+(-4)"),
+        ("16", "x = 7+9"),
+        ("\\frac{1}{2}", "3=\\frac{1}{2},"),
+        ("16 \\, \\text{cm}", "3 \\, = \\, 16"),
     ],
 )
 def test_what_looks_like_the_answer_is_wrong(expected: str, answer: str) -> None:
@@ -121,6 +127,11 @@ def test_what_looks_like_the_answer_is_wrong(expected: str, answer: str) -> None
         ("2+3x", "3x+2"),
         ("300", "3 \\times 10^2"),
         ("1600", "1.6\\cdot10^{3}"),
+        ("1600", "16 \\times {10}^2"),
+        ("16", "\\frac{-32}{-2}"),
+        ("16", "x = 4 \\cdot 4 = \\frac{32}{2}"),
+        ("1000", "n = 1,000"),
+        ("1,2", "x=1, x=2"),
     ],
 )
 def test_what_means_the_same_is_right(expected: str, answer: str) -> None:
@@ -134,6 +145,9 @@ def test_what_means_the_same_is_right(expected: str, answer: str) -> None:
         ("\\boxed{\\frac{1}{2}}}", "\\frac{1}{2}"),
         ("\\boxed{\\{1\\}}", "\\{1\\}"),
         ("\\boxed{\\boxed{1}}", "1"),
+        ("\\boxed{ \\boxed{ \\boxed{\\{1\\}} }}", "\\{1\\}"),
+        ("\\boxed{\\boxed{1} + \\frac{2}{3}}", None),
+        pytest.param("\\boxed{" * 20_000 + "1" + "}" * 20_000, "1", id="deep"),
         ("\\boxed{}", ""),
         ("\\boxed{1} \\boxed{", None),
         ("\\boxed{1 \\boxed{2}", None),

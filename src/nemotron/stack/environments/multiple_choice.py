@@ -212,8 +212,8 @@ def _published_letter(spec: Mapping[str, Any], answer: str) -> str | None:
         case "lenient_boxed":
             return _boxed_letter(answer, options) or _option_with(_unwrapped(last_boxed(answer) or ""), options)
         case "lenient_answer_colon":
-            lines = re.findall(r"answer\s*:\s*(.+)", answer, re.IGNORECASE)
-            chosen = _unwrapped(lines[-1], brackets=()) if lines else ""
+            ends = [match.end() for match in re.finditer(r"answer\s*:\s*(?=.)", answer, re.IGNORECASE)]
+            chosen = _unwrapped(answer[ends[-1] :].split("\n")[0], brackets=()) if ends else ""
             return _allowed(chosen, options) or _option_with(chosen, options)
         case other:
             raise ValueError(f"unknown grading_mode {other!r}")

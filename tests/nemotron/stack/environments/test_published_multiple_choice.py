@@ -15,6 +15,7 @@ from .recorded_cases import cases
 FLAWS = {
     84: (1.0, "the first `Answer:` counts; here the last one"),
     118: (0.0, "text that contains that of an option chooses it, `not ocean grove` too; here it has to be that text"),
+    157: (1.0, "the first `answer:` of a line counts, and what follows it is no option; here the last one"),
 }
 BROKEN = {161: "a pattern that is no regular expression is ignored; here the record is refused"}
 
@@ -89,6 +90,8 @@ def test_text_of_an_option_counts_where_the_mode_is_lenient() -> None:
     assert score("\\boxed{four}", grading_mode="lenient_boxed", options=twice) == 0.0
     assert score("answer: b\nAnswer: C", grading_mode="lenient_answer_colon") == 0.0
     assert score("The answer is\nAnswer: four", grading_mode="lenient_answer_colon") == 1.0
+    assert score("My answer: it is odd. Answer: B", grading_mode="lenient_answer_colon") == 1.0
+    assert score("Answer: B. Answer: A", grading_mode="lenient_answer_colon") == 0.0
 
 
 def test_a_dotless_i_is_no_i() -> None:

@@ -49,8 +49,10 @@ def follows(constraint: str, arguments: dict[str, Any] | None, text: str) -> boo
     """
     kwargs = {name: value for name, value in (arguments or {}).items() if value is not None}
     for name, value in kwargs.items():
-        if isinstance(value, float) and value != int(value):  # int() raises for NaN and infinities
-            raise ValueError(f"{name}: {value} is not a whole number")
+        if isinstance(value, float):  # which files in columns make of integers
+            if value != int(value):  # int() raises for NaN and infinities
+                raise ValueError(f"{name}: {value} is not a whole number")
+            kwargs[name] = int(value)
     followed = _check(constraint, kwargs, text)  # first, so that a broken record shows on an empty text, too
     return bool(_plain(text).strip()) and followed
 
@@ -353,7 +355,7 @@ def paragraph_begins_with(text: str, num_paragraphs: int, nth_paragraph: int, fi
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     if len(paragraphs) != num_paragraphs:
         return False
-    word = re.split(r"[.,?!'\"]", paragraphs[int(nth_paragraph) - 1].split()[0].lstrip("'\""))[0]
+    word = re.split(r"[.,?!'\"]", paragraphs[nth_paragraph - 1].split()[0].lstrip("'\""))[0]
     return _same(word, first_word)
 
 
@@ -493,7 +495,7 @@ def is_several_copies(text: str, prompt_to_repeat: str, N: int) -> bool:
 
 def is_copy_of_span(text: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
     """The characters of the request from n_start up to n_end, the latter not included."""
-    return _same(text, _text(prompt_to_repeat)[int(n_start) : int(n_end)])
+    return _same(text, _text(prompt_to_repeat)[n_start:n_end])
 
 
 def varied_phrase(text: str, phrase: str, small_n: int) -> bool:

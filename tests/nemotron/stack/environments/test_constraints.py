@@ -217,6 +217,9 @@ def test_null_arguments_are_absent_and_whole_floats_are_whole() -> None:
     arguments = {"num_words": 2.0, "relation": "at least", "keywords": None, "language": None}
     assert follows("length_constraints:number_words", arguments, "one two")
     assert follows("punctuation:no_comma", None, "one two")
+    place = {"keyword": "dog", "n": 2.0, "m": 1.0}
+    assert follows("keywords:keyword_specific_position", place, "A cat. dog runs.")
+    assert follows("new:copy_span_idx", {"prompt_to_repeat": "a cat", "n_start": 2.0, "n_end": 5.0}, "cat")
 
 
 @pytest.mark.parametrize(

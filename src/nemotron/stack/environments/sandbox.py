@@ -258,7 +258,7 @@ def _lines(stdout: IO[bytes], seconds: float) -> Iterator[str]:
 
     The first has `_START_SECONDS`, each of the others `seconds`.
     """
-    deadline, size, rest = time.monotonic() + _START_SECONDS, 0, b""
+    deadline, size, rest = time.monotonic() + _START_SECONDS, 0, list[bytes]()  # of the line that has not ended
     with selectors.DefaultSelector() as selector:
         selector.register(stdout, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0 and size <= _OUTPUTS_BYTES and selector.select(left):
@@ -266,10 +266,12 @@ def _lines(stdout: IO[bytes], seconds: float) -> Iterator[str]:
             if not block:
                 return
             size += len(block)
-            *complete, rest = (rest + block).split(b"\n")
-            for line in complete:
+            *complete, left_over = block.split(b"\n")
+            for end in complete:
+                line, rest = b"".join([*rest, end]), []
                 deadline = time.monotonic() + seconds
                 yield line.decode(errors="replace")
+            rest.append(left_over)
 
 
 def _object(line: str) -> dict[str, Any]:

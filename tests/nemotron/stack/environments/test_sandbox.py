@@ -7,6 +7,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -418,3 +419,20 @@ def test_ranks_of_a_machine_share_its_processors(monkeypatch: pytest.MonkeyPatch
     for ranks, slots in (("2", 4), ("16", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert sandbox.program_slots() == slots
+
+
+def test_a_line_is_read_in_time_proportional_to_its_length() -> None:
+    long = b"x" * (24 << 20)
+    read_end, write_end = os.pipe()
+    writer = threading.Thread(target=lambda: (os.write(write_end, b"ready\n"), _write(write_end, long)))
+    writer.start()
+    begin = time.thread_time()
+    with os.fdopen(read_end, "rb") as stdout:
+        assert list(map(len, sandbox._lines(stdout, 30.0))) == [len("ready"), len(long), len("end")]
+    writer.join()
+    assert time.thread_time() - begin < 1.0  # else 2.5 s and more
+
+
+def _write(fd: int, text: bytes) -> None:
+    with os.fdopen(fd, "wb") as file:
+        file.write(text + b"\nend\n")

@@ -151,6 +151,8 @@ def main(file: str, cpu_seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, WALL_SECONDS)
         try:
             outcome = {"value": getattr(functions, function)(*arguments)}
+        except MemoryError:  # what took it may be kept for good, in a cache: the process ends
+            raise
         except Exception as failure:
             outcome = {"failure": f"{type(failure).__name__} in {function}"}  # its text may take long to print
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -8,6 +8,8 @@ import os
 import signal
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -118,6 +120,23 @@ def test_a_process_ends_with_its_limit_and_goes_on_after_an_exception() -> None:
         worker.call(matching.is_found, "(", "abc")
     assert worker.process is not None
     assert worker.process.poll() is None
+
+
+def test_a_process_that_is_out_of_memory_ends_and_the_next_one_has_all_of_it(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.py"
+    kept.write_text("ROWS = []\ndef keep(mib):\n    ROWS.append(bytes(mib << 20))\n    return len(ROWS)\n")
+    module = ModuleType("kept")
+    module.__file__ = str(kept)
+    vars(module)["keep"] = keep
+    worker = Worker(module, cpu_seconds=5.0)
+    assert worker.call(keep, 1100) == 1
+    with pytest.raises(UndecidedError, match="ended with 1"):
+        worker.call(keep, 1100)
+    assert worker.call(keep, 1100) == 1
+
+
+def keep(mib: int) -> int:
+    raise AssertionError(mib)  # its namesake in the file is called, in the process
 
 
 def test_nothing_stays_of_a_process_that_has_ended() -> None:

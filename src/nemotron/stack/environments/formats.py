@@ -29,11 +29,14 @@ from nemotron.kit.chat import alternatives
 Format = Literal["json", "yaml", "xml", "toml", "csv"]
 FORMATS = get_args(Format)
 MAX_CHARS, MAX_VALUES, MAX_DEPTH = 200_000, 20_000, 64
+MAX_DIGITS = 4300  # of an integer, as Python reads and shows them: those in hexadecimal may have more
 MAX_TEXT = 10 * MAX_CHARS  # of keys and values: rows of CSV repeat their header, aliases of YAML anything
 # A key of TOML, at the start of a line or within a table, of more parts than MAX_DEPTH: tomllib takes quadratic time.
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _DEEP_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_PART}[ \t]*+\.[ \t]*+){{{MAX_DEPTH}}}+", re.MULTILINE)
+_NAMESPACE = re.compile(r"""xmlns(?::[^\s=<>'":]*)?\s*=\s*("[^"]*"|'[^']*')""")
 _DATES = (datetime.date, datetime.time)  # a datetime is a date
+_TOO_LONG = 10**MAX_DIGITS
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
@@ -105,9 +108,21 @@ class _Yaml(yaml.SafeLoader):
             raise ValueError(f"more than {MAX_VALUES} keys")
 
 
+def _yaml_integer(loader: _Yaml, node: yaml.ScalarNode) -> int:
+    if len(node.value) > MAX_DIGITS:  # one to the base 60 takes quadratic time
+        raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
+    return int(loader.construct_yaml_int(node))
+
+
+_Yaml.add_constructor("tag:yaml.org,2002:int", _yaml_integer)
+
+
 def _read_xml(text: str) -> Any:
     if "<!DOCTYPE" in text:
         raise ValueError("a document type is not allowed")
+    # The parser puts the name of its namespace before that of each element and attribute.
+    if sum(map(len, _NAMESPACE.findall(text))) * (text.count("<") + text.count("=")) > MAX_TEXT:
+        raise ValueError("namespaces with long names")
     root = ElementTree.fromstring(text)
     return {root.tag: _element(root)}
 
@@ -161,6 +176,8 @@ def _check_plain(value: Any) -> None:
                     raise ValueError(f"{each} is not a number")
                 case str():
                     num_chars += len(each)
+                case int() if abs(each) >= _TOO_LONG:
+                    raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
                 case None | int() | float():
                     pass
                 case _ if not isinstance(each, _DATES):

@@ -17,6 +17,7 @@ from nemotron.recipes import nano3
 from nemotron.stack.environments import Solution, Task, from_gym, generate_tasks, prompt_messages, verify
 from nemotron.stack.environments.formats import FORMATS, MAX_DEPTH, read, typed
 from nemotron.stack.environments.structured_output import strict_schema
+from nemotron.stack.environments.validation import as_text, may_take_long
 
 from .recorded_cases import cases
 
@@ -180,6 +181,33 @@ def test_a_number_beyond_any_float_is_a_wrong_answer() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "number", "multipleOf": 0.01}}}
     long = task(schema_str=json.dumps(schema), schema_type="json")
     assert verify(long, f'{{"n": {"9" * 400}}}').status == "wrong" and verify(long, '{"n": 1.5}').status == "score"
+
+
+def test_an_integer_too_long_to_be_shown_is_a_wrong_answer() -> None:
+    schema = json.dumps({"type": "object", "properties": {"n": {"type": "string"}}})
+    long = f"0x{'f' * 4000}"
+    for form, document in (("yaml", f"n: {long}"), ("toml", f"n = {long}"), ("yaml", f"n: 1{':0' * 90_000}")):
+        verdict = verify(task(schema_str=schema, schema_type=form), document)
+        assert verdict.reason == f"not {form.upper()}: an integer of more than 4300 digits"
+    assert read("n: 0x1f\nm: 1:30", "yaml") == {"n": 31, "m": 90}
+
+
+def test_names_of_xml_are_not_multiplied_by_that_of_their_namespace() -> None:
+    elements = "".join(f"<a:n{number}/>" for number in range(5000))
+    attributes = "".join(f" a:n{number}=''" for number in range(5000))
+    for body in (f">{elements}", f"{attributes}>"):
+        with pytest.raises(ValueError, match="namespaces with long names"):
+            read(f"<r xmlns:a = '{'u' * 50_000}'{body}</r>", "xml")
+    assert read("<r xmlns='http://a.example/b'><n>1</n></r>", "xml") == {
+        "{http://a.example/b}r": {"{http://a.example/b}n": "1"}
+    }
+
+
+def test_a_regular_expression_that_nests_too_deep_is_a_wrong_answer() -> None:
+    nested = task(schema_str='{"type": "string", "format": "regex"}')
+    assert verify(nested, json.dumps("(" * 5000)).status == "wrong"
+    assert verify(nested, '"(a|b)+"').status == "score"
+    assert may_take_long(as_text({"format": "regex"}))
 
 
 def test_expansion_is_refused_before_it_costs_anything() -> None:

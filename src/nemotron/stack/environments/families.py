@@ -167,7 +167,7 @@ def generate_tasks(
     """
     unique = split != "train" if distinct is None else distinct
     stream = iter_tasks(family, split, seed, difficulty, distinct=unique)
-    tasks = [task for _, task in zip(range(n), stream, strict=False)]
+    tasks = list(islice(stream, n))
     if len(tasks) < n:
         raise UserError(
             f"{family}: only {len(tasks)} distinct tasks in split '{split}', {n} were asked for",

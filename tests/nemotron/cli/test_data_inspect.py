@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemotron.kit import Dataset
+from nemotron.kit import Dataset, Results
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 Refused = Callable[[str], str]
@@ -72,3 +72,9 @@ def test_a_mistake_is_refused_in_two_lines(
     first, *rest = refused(line.format(folder=folder)).splitlines()
     assert first.startswith("error: ") and message in first
     assert rest == [] if hint is None else rest[0].startswith(hint.format(folder=folder))
+
+
+def test_what_is_no_data_is_named(refused: Refused, folder: Path) -> None:
+    Results(path=folder, metrics={"loss": 1.0}).save("my-results")
+    first, hint = refused("data inspect my-results").splitlines()
+    assert first == "error: my-results:1 is results, not data" and hint == "nemotron artifacts show my-results:1"

@@ -114,6 +114,9 @@ def main(options: Options) -> None:
         raise UserError("inspect what? give a file, a folder, a bin/idx prefix, an address, or an artifact")
     location, version = find(options.path)
     if version is not None:
+        for kind, called in (("Checkpoint", "a model"), ("Results", "results")):
+            if kind in version.record["types"]:
+                raise UserError(f"{version.ref} is {called}, not data", f"nemotron artifacts show {version.ref}")
         location = str(version.path)
     tokenizer_path = version.record["fields"].get("tokenizer_path") if version else None
     report = inspect(location, options.samples, Path(tokenizer_path) if tokenizer_path else None)

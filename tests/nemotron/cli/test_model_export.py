@@ -43,7 +43,7 @@ def test_out_and_in_again_and_it_answers(artifacts: Path, nemotron: Nemotron, tm
     assert (
         Registry(tmp_path / "elsewhere").resolve("mine").path / "model.safetensors"
     ).read_bytes() == ours.read_bytes()
-    done = nemotron("nano3 chat --model mine --max-new-tokens 4 --no-thinking", "What is 1 + 1?", **elsewhere)
+    done = nemotron("nano3 chat --model mine --max-new-tokens 4", "What is 1 + 1?", **elsewhere)
     assert done.returncode == 0, done.stderr
 
 

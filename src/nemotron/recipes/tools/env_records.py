@@ -7,7 +7,6 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 
     begin_script()
 
-import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from typing import cast
 
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.recipes.tools.env_serve import find_environment
-from nemotron.recipes.tools.options import run_tool
-from nemotron.stack.environments import Split, Task, iter_tasks, own, split_of
+from nemotron.recipes.tools.options import run_tool, write_output
+from nemotron.stack.environments import Split, Task, iter_tasks, own
 from nemotron.stack.environments.gym_server import record_of
 from nemotron.stack.environments.task import SPLITS
 
@@ -36,22 +35,12 @@ class Options:
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
-    """Different tasks of the split, in the order of the generator; of endless ones those before a long run without a
-    new one."""
+    """Different tasks of the split, in the order of the generator."""
     name, environment = find_environment(options.name)
+    split = cast(Split, options.split)
     if environment is None:
-        yield from iter_tasks(name, cast(Split, options.split), options.seed, distinct=True)
-        return
-    seen: set[str] = set()
-    fruitless = 0
-    for task in own.read_tasks(name, environment):
-        fruitless += 1
-        if split_of(task.canonical) == options.split and task.canonical not in seen:
-            seen.add(task.canonical)
-            fruitless = 0
-            yield task
-        elif fruitless == own.MAX_FRUITLESS:
-            return
+        return iter_tasks(name, split, options.seed, distinct=True)
+    return own.distinct_tasks(name, environment, split)
 
 
 def main(options: Options) -> None:
@@ -64,12 +53,7 @@ def main(options: Options) -> None:
     if options.output is None:
         sys.stdout.writelines(lines)
         return
-    try:
-        Path(options.output).write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # `run_main` has the words for a full disk
-        raise UserError(f"cannot write {options.output}: {error.strerror}", "--output names another place") from None
+    write_output(Path(options.output), "".join(lines))
     print(f"{options.output}: {len(lines):,} records", file=sys.stderr)
 
 

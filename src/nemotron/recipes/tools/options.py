@@ -1,7 +1,8 @@
-"""How a tool gets its options: `nemotron` has read them and hands them over as JSON, so each is defined once."""
+"""How a tool gets its options, which `nemotron` has read and hands over as JSON, and writes the file they name."""
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable
@@ -25,6 +26,17 @@ def run_tool(main: Callable[[Options], None], options: type[Options]) -> int:
         options: a dataclass of them.
     """
     return run_main(lambda: main(_read(options)), command_hint)
+
+
+def write_output(file: Path, text: str, option: str = "--output") -> None:
+    """Write the file that `option` names, and the folders above it. UserError: it cannot be written there."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise  # `run_main` has the words for a full disk
+        raise UserError(f"cannot write {file}: {error.strerror}", f"{option} names another place") from None
 
 
 def _read(options: Any) -> Any:

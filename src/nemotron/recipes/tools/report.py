@@ -16,7 +16,6 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 
 import argparse
 import contextlib
-import errno
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import format_lineage, iterate, walk
 from nemotron.kit.metrics import format_seconds, parse_metrics, read_metrics
 from nemotron.kit.run import METRICS_FILE, PHASES_FILE
+from nemotron.recipes.tools.options import write_output
 from nemotron.recipes.tools.runs_plot import drawn
 from nemotron.recipes.tools.svg import Interval, Series, interval_chart, line_chart
 
@@ -340,13 +340,7 @@ def main() -> None:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     args = parser.parse_args()
     page = build_page(read_records(args.evaluation, Registry.default(), args.family))
-    try:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # `run_main` has the words for a full disk
-        raise UserError(f"cannot write {args.output}: {error.strerror}", "--output names another place") from None
+    write_output(args.output, page)
 
 
 if __name__ == "__main__":

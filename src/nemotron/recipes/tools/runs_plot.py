@@ -21,7 +21,7 @@ from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.kit.metrics import numbers_in, read_metrics
 from nemotron.kit.run import METRICS_FILE
 from nemotron.kit.runs import headline
-from nemotron.recipes.tools.options import run_tool
+from nemotron.recipes.tools.options import run_tool, write_output
 from nemotron.recipes.tools.svg import Series, clipped, line_chart, number, robust_range, smooth, ticks
 
 MARKS = "*o+x#@"  # one a line; letters, so that they can be told apart without colours and in any encoding
@@ -146,11 +146,7 @@ def main(options: Options) -> None:
         names = list(dict.fromkeys(name for of_run in curves.values() for name in of_run))
         page = Path(options.html)
         text = charts(curves, names if options.metric is None else chosen_metrics(curves, options.metric))
-        try:
-            page.parent.mkdir(parents=True, exist_ok=True)
-            page.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {page}: {error.strerror}") from None
+        write_output(page, text, "--html")
         print(page)
         return
     metrics = chosen_metrics(curves, options.metric)

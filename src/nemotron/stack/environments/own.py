@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,7 @@ from nemotron.kit.schemas.environments import split_reference
 from nemotron.stack.environments.task import (
     Environment,
     Solution,
+    Split,
     Task,
     Verdict,
     answer_of,
@@ -117,19 +119,24 @@ def read_tasks(name: str, environment: Environment) -> Iterator[Task]:
         yield task
 
 
-def held_out_tasks(name: str, environment: Environment, count: int) -> list[Task]:
-    """The first `count` different tasks of environment `name` that data preparation keeps for evaluation, or as many as
-    there are: of endless tasks those before a long run without a new one."""
-    tasks: dict[str, Task] = {}
+def distinct_tasks(name: str, environment: Environment, split: Split) -> Iterator[Task]:
+    """The different tasks of environment `name` in a split; of endless ones those before a long run without a new
+    one."""
+    seen: set[str] = set()
     fruitless = 0
     for task in read_tasks(name, environment):
-        if len(tasks) == count or fruitless == MAX_FRUITLESS:
-            break
+        if fruitless == MAX_FRUITLESS:
+            return
         fruitless += 1
-        if split_of(task.canonical) == "eval" and task.canonical not in tasks:
-            tasks[task.canonical] = task
+        if split_of(task.canonical) == split and task.canonical not in seen:
+            seen.add(task.canonical)
             fruitless = 0
-    return list(tasks.values())
+            yield task
+
+
+def held_out_tasks(name: str, environment: Environment, count: int) -> list[Task]:
+    """The first `count` different tasks that data preparation keeps for evaluation, or as many as there are."""
+    return list(islice(distinct_tasks(name, environment, "eval"), count))
 
 
 def make_task(name: str, environment: Environment, record: Mapping[str, Any]) -> Task:

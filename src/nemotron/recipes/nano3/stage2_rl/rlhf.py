@@ -281,8 +281,8 @@ def draw_rollouts(
 def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: Data) -> dict[str, Any]:
     """The model as it is now beside the one that training began with, on held-out tasks, responses sampled.
 
-    `tasks` and `before`: pass@1; `comparison`: of both, paired; `lengths`: characters; `win_rate`: by each judge, on
-    tasks of the families that training drew (`win_rate`).
+    `tasks` and `before`: pass@1; `comparison`: of both, paired; `lengths`: characters; `win_rate`: what `win_rate` says
+    of each judge's verdicts, on tasks of the families that training drew.
     """
     tasks = held_out_tasks(cfg.evaluation.tasks_per_family, cfg.evaluation)
     if not tasks:
@@ -316,10 +316,10 @@ def before_and_after(cfg: RLHFConfig, session: Session, model: NemotronH, data: 
     win_rates = {}
     for name, judge in judges.items():
         rates = win_rates[name] = win_rate([won(judge, family) for family in judged])
-        decided = f"{rates['decided']['estimate']:.3f} of these" if rates["ties"] < 1 else "of none"
+        decided = f", of the decided pairs {rates['decided']['estimate']:.3f}" if rates["decided"] else ""
         print(
-            f"{name} prefers the model after to before: {rates['estimate']:.3f}, a tie as half; "
-            f"{1 - rates['ties']:.1%} of the pairs are decided, {decided}",
+            f"{name} prefers the model after to before: {rates['estimate']:.3f} with ties as half, "
+            f"{rates['ties']:.1%} of the pairs{decided}",
             file=sys.stderr,
         )
     return {

@@ -17,7 +17,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from nemo_runspec.errors import did_you_mean
 
 MAX_LOGPROBS = 20
-MAX_MESSAGES = 10_000  # they are checked on the event loop, for 0.1 s, while nobody else is answered
+# Checked on the event loop, for 0.1 s at most, while nobody else is answered.
+MAX_MESSAGES, MAX_TOOLS = 10_000, 1_000
 NOT_IN_NAMES = r"[<>\n]|^$"  # of functions and of their parameters: `parse_tool_calls` would read no call
 LONGEST_VALUE = 60  # characters of a value that a refusal shows
 
@@ -95,6 +96,13 @@ class Generation(Request):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @field_validator("stream_options")
+    @classmethod
+    def _is_streamed(cls, options: StreamOptions | None, before: ValidationInfo) -> StreamOptions | None:
+        if options is not None and not before.data.get("stream"):
+            raise ValueError("needs stream: true")
+        return options
 
     @property
     def includes_usage(self) -> bool:
@@ -247,7 +255,7 @@ class Conversation(Request):
     """What becomes the prompt of a chat."""
 
     messages: list[ChatMessage] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
-    tools: list[Tool] | None = Field(None, fail_fast=True)
+    tools: list[Tool] | None = Field(None, fail_fast=True, max_length=MAX_TOOLS)
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 

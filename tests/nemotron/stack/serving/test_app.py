@@ -420,6 +420,8 @@ def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.
          "stream_options.include_usag", "unknown key, did you mean 'include_usage'?"),
         ({"messages": USER, "stream": True, "stream_options": {"continuous_usage_stats": True}}, 400,
          "stream_options.continuous_usage_stats", "true is not served; choose from: false"),
+        ({"messages": USER, "stream_options": {"include_usage": True}}, 400, "stream_options", "needs stream: true"),
+        ({"messages": USER, "tools": [ADD] * 1001}, 400, "tools", "at most 1000 in it"),
         ({"messages": USER, "response_format": {"type": "json_object", "schema": {}}}, 400, "response_format.schema",
          "unknown key, did you mean 'json_schema'?"),
         ({"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}},

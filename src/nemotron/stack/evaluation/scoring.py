@@ -79,7 +79,8 @@ class GenerateFn(Protocol):
 class Evaluation:
     """Scores of one model on a list of tasks. `greedy_T` and `sampled_TS` hold 1, 0, or nan for a verifier error.
 
-    `opened`: of each task, whether its prompt opens reasoning (`chat.opens_reasoning`).
+    `opened`: of each task, whether its prompt opens reasoning (`chat.opens_reasoning`). `errors`: of each response
+    without a verdict, its family and why.
     """
 
     tasks: list[Task]
@@ -89,6 +90,7 @@ class Evaluation:
     greedy_completions: list[Completion]
     sampled_completions: list[list[Completion]]
     opened: list[bool | None]
+    errors: list[str]
 
     @property
     def families(self) -> list[str]:
@@ -346,16 +348,16 @@ def evaluate_tasks(
     scores_TS = scores_TS.reshape(len(tasks), with_greedy + samples)
     greedy_T, sampled_TS = scores_TS[:, :with_greedy].ravel(), scores_TS[:, with_greedy:]
     prompt_format = _format_of(template, thinking, opened)
-    evaluation = Evaluation(list(tasks), prompt_format, greedy_T, sampled_TS, greedy, sampled, opened)
+    errors = [
+        f"{task.family}: {verdict.reason}"
+        for (task, _, _), verdict in zip(attempts, verdicts, strict=True)
+        if verdict.status == "error"
+    ]
+    evaluation = Evaluation(list(tasks), prompt_format, greedy_T, sampled_TS, greedy, sampled, opened, errors)
     if evaluation.error_rate() > max_error_rate:
-        errors = (
-            f"{task.family}: {verdict.reason}"
-            for (task, _, _), verdict in zip(attempts, verdicts, strict=True)
-            if verdict.status == "error"
-        )
         raise RunFailed(
             f"{evaluation.error_rate():.1%} of the responses could not be verified, more than max_error_rate "
             f"{max_error_rate:g} allows",
-            f"first: {next(errors)}",
+            f"first: {errors[0]}",
         )
     return evaluation

@@ -115,10 +115,10 @@ class MTP(nn.Module):
     ) -> list[Tensor]:
         """What the block makes of its own outputs, as in drafting: hidden states of N steps, each [B, L, D].
 
-        Position t reads token t+1 at every step, and predicts token t+2. What it goes on from is, where the step's
-        source is 0, the trunk's state h_t, and where it is j, what step j made of position t-1: also a state of the
-        tokens up to t, of which the block has made up the last ones itself. (In `forward`, depth k reads j = k-1 at all
-        positions, and its numbering of positions trails by k-1.) A document's first position reads the trunk.
+        At every step position t reads token t+1, together with one state of the tokens up to t, and predicts token t+2.
+        That state is the trunk's h_t (source 0), or what an earlier step j made at position t-1, where it had read
+        token t (source j). (In `forward`, depth k reads j = k-1 at all positions, and its numbering of positions trails
+        by k-1.) A document's first position reads the trunk.
 
         Args:
             next_embedded_BLD: the embedding of token t+1 at position t; anything where there is none.

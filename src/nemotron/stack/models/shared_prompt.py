@@ -70,10 +70,10 @@ class SharedPrompts:
     def read_states(self, x_BLHP: Tensor, dt_BLH: Tensor, A_H: Tensor, B_BLGN: Tensor, C_BLGN: Tensor) -> Tensor:
         """What each token of a continuation reads of its prompt's last state S, [B, L, H, P] in fp32 or wider:
 
-            S = sum_j exp(c_end - c_j) B_j (dt_j x_j)^T over the prompt          exp(c_t - c_begin) C_t S
+            S = sum_j exp(c_end - c_j) B_j (dt_j x_j)^T over the prompt          exp(c_t - c_before) C_t S
 
-        with c the cumulative log-decay dt A of a row. c is float64: it sums over the whole row, and what is taken from
-        it are differences.
+        with c the cumulative log-decay dt A of a row, and c_before that of the position before the continuation's first
+        token. c is float64: it sums over the whole row, and what is taken from it are differences.
         """
         x_BLHP, B_BLGN, C_BLGN = (at_least_fp32(t) for t in (x_BLHP, B_BLGN, C_BLGN))
         prompt, groups = slice(self.longest), B_BLGN.shape[2]

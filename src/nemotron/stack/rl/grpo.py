@@ -107,8 +107,9 @@ def update(
     filtering, or those for which trainer and generator disagree. `advantages`: of each completion token. `reference`:
     the model that a KL term, if any, holds the policy to. Returns norm of the gradient and what was measured.
 
-    With `policy.mtp_num_layers` the loss of multi-token prediction on all these completions is added, whatever their
-    advantages: its sums, a mean over depths, times `policy.mtp_loss_scaling_factor`, over the same number of tokens.
+    With `policy.mtp_num_layers` every counted completion also trains multi-token prediction, whatever its advantage:
+    the cross entropy summed over its tokens, averaged over the depths, times `policy.mtp_loss_scaling_factor`. It is
+    divided by the same number of tokens.
     """
     model, device, policy = session.model, session.ranks.device, cfg.policy
     counted = [

@@ -47,7 +47,8 @@ class _Drawn:
 class _Pending:
     """A batch that is drawn or being drawn by the weights after `weight_version` updates.
 
-    weights: those, for a checkpoint; empty where the batch comes from one.
+    weights: these, so that a checkpoint can hold them as long as the batch is not drawn; empty for a batch that was
+    itself read from a checkpoint.
     """
 
     weight_version: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from nemo_runspec.errors import RunFailed, UserError
+from nemotron.recipes.nano3.stage2_rl import genrm
 from nemotron.recipes.nano3.stage2_rl.genrm import comparisons_of, memory_needs, note_nothing_learned
 from nemotron.recipes.nano3.stage2_rl.genrm_schema import GenRMConfig
 from nemotron.recipes.nano3.stage2_rl.rlhf import judged_families, win_rate
@@ -95,7 +97,9 @@ def test_a_step_without_a_usable_comparison_says_so(drawn: int, usable: int, not
 
 
 @pytest.mark.parametrize(("allowed", "stops"), [(0.1, True), (0.3, False)])
-def test_responses_that_cannot_be_verified_stop_the_run_where_they_are_too_many(allowed: float, stops: bool) -> None:
+def test_responses_that_cannot_be_verified_stop_the_run_where_they_are_too_many(
+    monkeypatch: pytest.MonkeyPatch, allowed: float, stops: bool
+) -> None:
     values = {
         "policy": {"model_name": "m", "generation": {"max_new_tokens": 64}},
         "grpo": {"max_error_rate": allowed}, "env": {"families": {"math": 1}}, "judge": {"responses_per_task": 2},
@@ -109,11 +113,14 @@ def test_responses_that_cannot_be_verified_stop_the_run_where_they_are_too_many(
         return [Completion(f"so</think>{text}", 1, 0.0, True) for pair in both for text in pair]
 
     data: Any = SimpleNamespace(template="nano3")
-    if stops:
-        with pytest.raises(RunFailed, match=r"no verdict on 2 of 8 responses, .*max_error_rate 0\.1"):
-            comparisons_of(cfg, answer, data, tasks, 0)
-    else:
-        assert len(comparisons_of(cfg, answer, data, tasks, 0)) == 3
+    drawn = comparisons_of(cfg, answer, data, tasks, 0)
+    assert len(drawn.tasks) == 2 * 3
+    too_many = r"no verdict on 2 of 8 responses, .*max_error_rate 0\.1"
+    with pytest.raises(RunFailed, match=too_many) if stops else nullcontext():
+        drawn.check_verified(cfg, ALONE)
+    with_others = {"errors": 0.0, "responses": 12.0}  # of another rank: 2 of 20 are the allowed share
+    monkeypatch.setattr(genrm, "sum_metrics", lambda mine, _: {k: v + with_others.get(k, 0) for k, v in mine.items()})
+    drawn.check_verified(cfg, ALONE)
 
 
 def test_where_no_family_was_drawn_and_evaluated_it_is_said_that_there_is_no_win_rate(

@@ -300,7 +300,7 @@ def declared_by(task: Task) -> set[str]:
 def make_pairs(cfg: DPODataConfig, answers: Answers) -> list[dict[str, Any]]:
     """Pairs of the answers to one task, at most `max_pairs_per_task`; those against a hallucinated tool first.
 
-    Every rejected answer is in a pair before one is in a second, and so with the chosen ones.
+    Every rejected answer is in a pair before one is in a second.
     """
     task, declared = answers.task, declared_by(answers.task)
     hallucinated = [answer for answer in answers.answers if set(answer.called) - declared]

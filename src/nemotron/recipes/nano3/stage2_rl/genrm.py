@@ -45,7 +45,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -237,7 +237,9 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
                 break
             began = time.perf_counter()
             with session.dealt_out(), session.autocast:
-                comparisons = draw_comparisons(cfg, session, answer, data, step)
+                drawn = draw_comparisons(cfg, session, answer, data, step)
+            drawn.check_verified(cfg, ranks)
+            comparisons = drawn.tasks
             if imitates:
                 imitated = demonstrations(cfg, data, comparisons)
                 usable = len(imitated)
@@ -316,7 +318,22 @@ def imitation_lr(step: int, cfg: GenRMConfig) -> float:
     return cfg.judge.imitation_lr * min(warmed_up, 2 * (1 - step / cfg.judge.imitation_steps))
 
 
-def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data, step: int) -> list[Task]:
+@dataclass
+class Comparisons:
+    """Comparisons that a rank drew, one task for each order. `responses`: how many were verified for them; `errors`: of
+    each without a verdict, why."""
+
+    tasks: list[Task]
+    responses: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def check_verified(self, cfg: GenRMConfig, ranks: Ranks) -> None:
+        """RunFailed where the verification of too many responses, of all ranks together, failed. All ranks call it."""
+        sums = sum_metrics({"errors": len(self.errors), "responses": self.responses}, ranks)
+        check_verified(sums["errors"], sums["responses"], cfg.grpo, self.errors)
+
+
+def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data, step: int) -> Comparisons:
     """This rank's share of the comparisons of a step, at most: of responses that the model drew, in both orders.
 
     Steps of imitation have responses that a program made, wherever the task has a demonstration: they cost nothing.
@@ -324,16 +341,17 @@ def draw_comparisons(cfg: GenRMConfig, session: Session, answer: GenerateFn, dat
     ranks, most = session.ranks, cfg.grpo.num_prompts_per_step // session.ranks.world_size
     if data.own:
         first = (step * ranks.world_size + ranks.rank) * most
-        return [data.own[row] for row in shuffled(len(data.own), range(first, first + most), cfg.seed)]
+        return Comparisons([data.own[row] for row in shuffled(len(data.own), range(first, first + most), cfg.seed)])
     tasks = data.source.batch(step)[ranks.rank :: ranks.world_size]
     seed = int(np.random.SeedSequence([cfg.seed, step, ranks.rank]).generate_state(1)[0])
-    comparisons = []
+    made = []
     if step < cfg.judge.imitation_steps:
         known = [task for task in tasks if task.solution.answer]
-        comparisons = made_comparisons(known, seed, data.template, cfg.env.sandbox)
+        made = made_comparisons(known, seed, data.template, cfg.env.sandbox)
         tasks = [task for task in tasks if not task.solution.answer]
-    drawn = [task for pair in comparisons_of(cfg, answer, data, tasks, seed) for task in pair]
-    return spread(comparisons, most) + spread(drawn, most - min(len(comparisons), most))
+    drawn = comparisons_of(cfg, answer, data, tasks, seed)
+    drawn.tasks = spread(made, most) + spread(drawn.tasks, most - min(len(made), most))
+    return drawn
 
 
 def spread(comparisons: list[Task], most: int) -> list[Task]:
@@ -343,24 +361,20 @@ def spread(comparisons: list[Task], most: int) -> list[Task]:
     return [task for row in chosen for task in pairs[row]]
 
 
-def comparisons_of(
-    cfg: GenRMConfig, answer: GenerateFn, data: Data, tasks: Sequence[Task], seed: int
-) -> list[tuple[Task, Task]]:
+def comparisons_of(cfg: GenRMConfig, answer: GenerateFn, data: Data, tasks: Sequence[Task], seed: int) -> Comparisons:
     """A comparison of responses to each task, in both orders (`first_comparison`).
 
-    Responses are those of the model as it was before it became a judge. RunFailed where the verification of too many
-    failed (`check_verified`).
+    Responses are those of the model as it was before it became a judge.
     """
     thinking, number = cfg.env.enable_thinking, cfg.judge.responses_per_task
     if not tasks:
-        return []
+        return Comparisons([])
     texts = [prompt_text(task, data.template, thinking) for task in tasks]
     completions = answer(texts, temperature=1.0, seed=seed, samples=number)
     repeated = [task for task in tasks for _ in range(number)]
     opened = template_opens_reasoning(data.template, thinking)
     verdicts = verify_all(repeated, [completion.text for completion in completions], opened, cfg.env.sandbox)
     errors = [verdict.reason for verdict in verdicts if verdict.status == "error"]  # they are compared with none
-    check_verified(len(errors), len(verdicts), cfg.grpo, errors)
     responses = [Response.of(f"{THINK}{c.text}" if opened else c.text) for c in completions]
     finished = [completion.finished for completion in completions]
     groups = [slice(start, start + number) for start in range(0, len(responses), number)]
@@ -368,7 +382,7 @@ def comparisons_of(
         first_comparison(task, responses[group], verdicts[group], finished[group], data.template)
         for task, group in zip(tasks, groups, strict=True)
     ]
-    return [pair for pair in pairs if pair is not None]
+    return Comparisons([task for pair in pairs if pair for task in pair], len(verdicts), errors)
 
 
 def draw_verdicts(cfg: GenRMConfig, session: Session, data: Data, comparisons: list[Task], step: int) -> Batch:
@@ -411,12 +425,12 @@ def validate(cfg: GenRMConfig, session: Session, answer: GenerateFn, data: Data)
     )  # fmt: skip
     with session.dealt_out(), session.autocast:
         if data.own:
-            comparisons = data.own_valid[ranks.rank :: ranks.world_size]
+            drawn = Comparisons(data.own_valid[ranks.rank :: ranks.world_size])
         else:
-            tasks = data.valid[ranks.rank :: ranks.world_size]
-            comparisons = [task for pair in comparisons_of(cfg, answer, data, tasks, cfg.seed) for task in pair]
+            drawn = comparisons_of(cfg, answer, data, data.valid[ranks.rank :: ranks.world_size], cfg.seed)
         judge = Judge(session.model, data.tokenizer, data.template, settings)
-        counts = count_preferred(comparisons, judge.say(comparisons, cfg.seed, session.stop.poll))
+        counts = count_preferred(drawn.tasks, judge.say(drawn.tasks, cfg.seed, session.stop.poll))
+    drawn.check_verified(cfg, ranks)
     return {f"valid_{name}": rate for name, rate in preferred_rates(sum_metrics(counts, ranks)).items()}
 
 

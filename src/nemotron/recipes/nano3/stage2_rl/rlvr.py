@@ -73,6 +73,7 @@ from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.rl.calls import RolloutSettings, cut_into_calls, draw_call, merge_calls
 from nemotron.stack.rl.grpo import (
     Batch,
+    check_verified,
     load_policy,
     log_samples,
     prompts_per_call,
@@ -297,12 +298,15 @@ def draw_rollouts(cfg: RLConfig, data: Data, model: NemotronH, step: int, poll: 
 
 
 def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> dict[str, float]:
-    """pass@1 on the validation prompts, greedy and sampled, mean over the families. Each rank does a share of them."""
+    """pass@1 on the validation prompts, greedy and sampled, mean over the families. Each rank does a share of them.
+
+    RunFailed where the verification of too many responses, of all ranks together, failed.
+    """
     ranks, generation = session.ranks, cfg.policy.generation
     settings = ResponsesConfig(
         samples=1, max_new_tokens=generation.max_new_tokens, max_turns=cfg.grpo.max_rollout_turns,
-        batch_size=generation.batch_size, seed=cfg.seed, max_error_rate=cfg.grpo.max_error_rate,
-        sandbox=cfg.env.sandbox,
+        batch_size=generation.batch_size, seed=cfg.seed, sandbox=cfg.env.sandbox,
+        max_error_rate=1.0,  # of a rank's share; that of all is looked at below
     )  # fmt: skip
     with session.dealt_out(), session.autocast:
         evaluation = evaluate_model(
@@ -310,6 +314,9 @@ def validate(cfg: RLConfig, session: Session, model: NemotronH, data: Data) -> d
             thinking=cfg.env.enable_thinking, poll=session.stop.poll,
         )  # fmt: skip
     families = list(dict.fromkeys(task.family for task in data.valid))
+    responses = evaluation.greedy_T.size + evaluation.sampled_TS.size
+    of_all = sum_metrics({"errors": len(evaluation.errors), "responses": responses}, ranks)
+    check_verified(of_all["errors"], of_all["responses"], cfg.grpo, evaluation.errors)
     sums = sum_metrics(evaluation.counts(families), ranks)
 
     def mean_rate(which: str) -> float:

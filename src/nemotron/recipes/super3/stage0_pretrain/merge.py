@@ -68,6 +68,8 @@ def main() -> None:
         model = NemotronH.from_pretrained(base.path).eval()
         byte_lengths = token_byte_lengths(load_tokenizer(base.path))
         held_out = held_out_documents(data.path)
+        if not held_out:
+            raise UserError(f"{data.ref} holds no text out", "a merge is scored on it: valid_fraction of a source")
 
         # --- The last weights, then each window: 0 is a merge of the last ones alone
         scores: dict[str, dict[str, float]] = {}
@@ -95,7 +97,7 @@ def main() -> None:
         model.load_state_dict(chosen)
         published = publish_model(
             run, model, base.path, {"window": cfg.window, "interval": interval},
-            num_steps=last, tokens=base.tokens, dataset_path=data.path,
+            num_steps=last, tokens=base.tokens if last == base.num_steps else None, dataset_path=data.path,
         )  # fmt: skip
         results = Results(metrics={"merging": scores}).save()
     print_complete({"model": published, "results": results})

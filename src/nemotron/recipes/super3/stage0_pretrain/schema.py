@@ -24,7 +24,8 @@ class MergeConfig(Group):
     model_path: Path = Field(description="payload of the model")
     dataset_path: Path = Field(description="payload of the data")
     windows: list[Annotated[int, Field(ge=1)]] = Field(
-        min_length=1, description="steps before the last one whose weights are merged; each is scored"
+        min_length=1,
+        description="steps before the last kept one whose weights are merged, all at the constant rate; each is scored",
     )
     window: int = Field(ge=1, description="the one of them that is published (tech report: the longest, 500 B tokens)")
     lr_wsd_decay_style: Literal["linear", "minus_sqrt", "cosine"] = Field(

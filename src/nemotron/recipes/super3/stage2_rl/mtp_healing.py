@@ -20,7 +20,7 @@
 
     nemotron super3 rl mtp-healing -c tiny
     python mtp_healing.py --config tiny boosting.max_num_steps=5
-    torchrun --nproc-per-node 8 mtp_healing.py --config default
+    torchrun --nproc-per-node 8 mtp_healing.py --config tiny
 
 A step: draw prompts of all families, let the model answer each once at temperature 1, and take one optimiser step in
 which the block, and nothing else, learns to predict the model's own distribution behind every token that it wrote

@@ -60,6 +60,7 @@ from nemo_runspec.errors import UserError, run_main
 from nemotron.kit import Checkpoint, QuantizedModel, SFTPack, open_run, print_complete, read_pipe
 from nemotron.kit.commands import command_hint
 from nemotron.kit.modelopt import algorithm, note_ssm_state, quant_cfg, without_sentinels
+from nemotron.stack.models.published.config_json import load_config
 from nemotron.stack.training.loaders import PackedLoader
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def main() -> None:
         pack = SFTPack.load(path=cfg.dataset.path)
         if pack.train_path is None:
             raise UserError(f"{pack.ref} has no training rows")
-        pattern = pattern_of(full.path)
+        pattern = load_config(full.path).hybrid_override_pattern
         rows_BL = PackedLoader(pack.train_path, pack.seq_len, seed=0).next_batch(cfg.dataset.calib_size).input_ids_BL
         rows_BL = rows_BL[:, : cfg.dataset.seq_length]
 
@@ -120,14 +121,6 @@ def mtp_tensors(folder: Path) -> dict[str, torch.Tensor]:
             names = [name for name in file.keys() if name.startswith("mtp.")]  # noqa: SIM118
             tensors |= {name: file.get_tensor(name) for name in names}
     return tensors
-
-
-def pattern_of(folder: Path) -> str:
-    """The kinds of blocks of a model in Hugging Face layout, `M`, `E`, `-` and `*`."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if "hybrid_override_pattern" not in config:
-        raise UserError(f"{folder / 'config.json'} has no hybrid_override_pattern", "a Nemotron-H model has one")
-    return str(config["hybrid_override_pattern"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prompts of rows that each stand somewhere else, read a chunk at a time: each goes on from the states before it.
+"""Reading on: rows whose pasts have different lengths read their next tokens in one pass, each from its own states.
 
 What a block makes of a chunk is its forward pass behind a past. An attention block sees the keys that the row has. The
 states of an `M` block before the chunk, h, add what the chunk reads of them to the scan from 0, and decay on the way:

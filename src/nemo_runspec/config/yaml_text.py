@@ -91,7 +91,8 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
         where: file name for messages.
 
     Returns:
-        The value (mappings have string keys) and, for every key and list item in it, `where:line`.
+        The value (mappings have string keys; an alias gives a copy of what its anchor holds) and, for every key and
+        list item in it, `where:line`.
 
     Raises:
         UserError: malformed YAML, a key twice in a mapping, or a key that is no string; with file and line.
@@ -106,7 +107,7 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
             return None, {}
         lines: dict[KeyPath, str] = {}
         _note_lines(node, (), where, lines, ())
-        return loader.construct_document(node), lines
+        return _unshared(loader.construct_document(node)), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f":{mark.line + 1}"
@@ -117,6 +118,13 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _unshared(value: Any) -> Any:
+    """A copy without shared parts: changing what an alias gave leaves the anchor and the other aliases alone."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
 
 
 def _note_lines(

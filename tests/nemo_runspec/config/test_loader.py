@@ -41,6 +41,15 @@ def test_defaults_lie_below_and_overrides_above(configs: Path) -> None:
     assert loaded.origin(("absent",)) == "config/tiny.yaml"
 
 
+@pytest.mark.parametrize("defaults", ["", "defaults: [_base]\n"])
+def test_an_override_of_an_alias_leaves_its_anchor_alone(write: Write, configs: Path, defaults: str) -> None:
+    write("config/two.yaml", f"{defaults}t: &t {{opt: {{lr: 1}}}}\nm:\n  u: *t\n  v:\n    <<: *t\nl: [*t, *t]\n")
+    data = load_config(configs, "two", ["m.u.opt.lr=2", "m.v.opt.lr=3", "l.1.opt.lr=4"]).data
+    assert data["t"] == data["l"][0] == {"opt": {"lr": 1}}
+    assert data["m"] == {"u": {"opt": {"lr": 2}}, "v": {"opt": {"lr": 3}}}
+    assert data["l"][1] == {"opt": {"lr": 4}}
+
+
 def test_self_says_where_the_file_stands(write: Write, configs: Path) -> None:
     write("config/last.yaml", "defaults: [_self_, _base]\na: {x: 9}\n")
     assert load_config(configs, "last").data["a"] == {"x": 1, "y": 2}

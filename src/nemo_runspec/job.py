@@ -249,7 +249,7 @@ def check_registry(job: Job) -> None:
     One behind a URL, or seen from other machines, is asked by the job itself when it starts.
     """
     if job.env.executor == "local" and job.resolved.outputs and not (registry := registry_of(job.env)).is_remote:
-        registry.check_writable()
+        registry.check_writable(job.resolved.outputs)
 
 
 def _check_machines(model: object, spec: Runspec, env: Env) -> None:

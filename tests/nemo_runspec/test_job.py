@@ -138,6 +138,10 @@ def test_a_registry_that_cannot_be_one_is_refused_before_anything_is_shown(
     monkeypatch.setattr("os.access", lambda path, mode: path != project)
     with pytest.raises(UserError, match=f"^{file}/below: .* {project} cannot be written to"):
         job_of(project, "-c", "tiny", *words)
+    (theirs := file / "below" / "demo-train-model-tiny").mkdir(parents=True)
+    monkeypatch.setattr("os.access", lambda path, mode: path != theirs)
+    with pytest.raises(UserError, match=f"^{file}/below: .* {theirs} cannot be written to"):
+        job_of(project, "-c", "tiny", *words)
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])

@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ _OTHER_HOST_SECONDS = 24 * 3600.0
 def aside_directory(root: Path) -> Iterator[Path]:
     """A new empty directory on the file system of `root`, removed on the way out unless it was renamed away."""
     area = root / ASIDE_DIR
-    area.mkdir(parents=True, exist_ok=True)
+    make_folder(area)
     remove_stale(area)
     lock, descriptor = _take_new_lock(area)
     directory = lock.with_suffix("")
@@ -38,6 +39,17 @@ def aside_directory(root: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
         lock.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of a registry, if it is not there, with the permissions of the one that it is in.
+
+    So whom the registry's own folder lets in can publish beside its maker, whatever the umask of that one.
+    """
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # another user was quicker, or the file system knows no permissions
+            folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
 
 
 def remove_stale(area: Path) -> list[str]:

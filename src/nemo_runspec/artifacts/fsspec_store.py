@@ -20,7 +20,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,7 @@ class FsspecStore:
             except FileNotFoundError as error:
                 raise FileNotFoundError(2, "no such object") from error
 
-    def check_writable(self) -> None:
+    def check_writable(self, names: Iterable[str] = ()) -> None:
         """Write a small object; RunFailed where that is refused."""
         with self._answering(missing="there is no such bucket"):
             self.fs.pipe_file(f"{self.path}/{CLAIMS_DIR}/.writable", f"{publisher_line()}\n".encode())

@@ -18,18 +18,24 @@ def list_entries(
 ) -> dict[str, Version | str]:
     """The latest version of every artifact, or of `name` all versions, by reference.
 
-    One without a record to show has the word for it: `corrupt` or `unreadable`.
+    One without a record to show has the word for it, `corrupt` or `unreadable`; so has a name whose folder may not be
+    read.
 
     Raises UserError for an unknown `name`.
     """
     names = registry.names()
     if name is not None and name not in names:
         raise UserError(f"no artifact '{name}' in {registry.root}", did_you_mean(name, names, "there is"))
-    refs = []
+    entries: dict[str, Version | str] = {}
     for each in [name] if name is not None else names:
-        numbers = registry.versions(each)
-        refs += [f"{each}:{n}" for n in (numbers if all_versions or name is not None else numbers[-1:])]
-    return {ref: _readable(registry, ref) for ref in refs}
+        try:
+            numbers = registry.versions(each)
+        except UserError:
+            entries[each] = "unreadable"
+            continue
+        chosen = numbers if all_versions or name is not None else numbers[-1:]
+        entries |= {ref: _readable(registry, ref) for ref in (f"{each}:{number}" for number in chosen)}
+    return entries
 
 
 def describe(version: Version) -> list[tuple[str, str]]:

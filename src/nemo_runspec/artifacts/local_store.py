@@ -11,9 +11,10 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from nemo_runspec.artifacts.aside import aside_directory, fsync_directory
+from nemo_runspec.artifacts.aside import ASIDE_DIR, aside_directory, fsync_directory, make_folder
 from nemo_runspec.artifacts.build import Draft, build_version
 from nemo_runspec.artifacts.manifest import StoredVersion, list_files, sha256_file, size_problems
 from nemo_runspec.errors import UserError
@@ -32,12 +33,15 @@ class LocalStore:
         self.local_root = root
 
     def names(self) -> list[str]:
-        """The names that have at least one version, sorted. UserError for a folder that cannot be read."""
+        """The names that have at least one version, or whose folder may not be read, sorted.
+
+        UserError where the registry's own folder may not be read.
+        """
         names = [name for name in _entries(self.root) if not name.startswith(".")]
-        return sorted(name for name in names if self.versions(name))
+        return sorted(name for name in names if self._may_have_versions(name))
 
     def versions(self, name: str) -> list[int]:
-        """The version numbers of `name`, ascending; empty for an unknown name. UserError as in `names`."""
+        """The version numbers of `name`, ascending; empty for an unknown name. UserError for an unreadable folder."""
         return sorted(int(entry) for entry in _entries(self.root / name) if NUMBER.fullmatch(entry))
 
     def latest(self, name: str) -> int | None:
@@ -56,14 +60,18 @@ class LocalStore:
         """The record or the manifest of a version; OSError where that fails."""
         return (self.root / name / str(number) / file).read_bytes()
 
-    def check_writable(self) -> None:
-        """OSError where nothing can be published. Nothing is made."""
+    def check_writable(self, names: Iterable[str] = ()) -> None:
+        """OSError where nothing can be published, or no version of `names`. Nothing is made."""
         there = next(place for place in (self.root, *self.root.parents) if os.path.lexists(place))
-        what = "it" if there == self.root else there
-        if not there.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{what} is not a folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, f"{what} cannot be written to")
+        below = [self.root / name for name in (ASIDE_DIR, *names)]
+        for place in (there, *(place for place in below if os.path.lexists(place))):
+            what = "it" if place == self.root else place
+            if not place.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{what} is not a folder")
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"{what} cannot be written to")
+            if place.stat().st_dev != there.stat().st_dev:  # a version is renamed from one to the other
+                raise OSError(errno.EXDEV, f"{what} leads to another disk")
 
     def publish(self, name: str, draft: Draft) -> int:
         """Publish a version; its number. OSError where the disk fails."""
@@ -109,9 +117,15 @@ class LocalStore:
         """As `check_payload`: the payload here is the payload."""
         return self.check_payload(version)
 
+    def _may_have_versions(self, name: str) -> bool:
+        try:
+            return bool(self.versions(name))
+        except UserError:
+            return True
+
     def _rename_to_next(self, directory: Path, home: Path) -> int:
         """Give the finished `directory` the next free number under `home`; the rename fails where a number is taken."""
-        home.mkdir(parents=True, exist_ok=True)
+        make_folder(home)
         while True:
             number = max([*self.versions(home.name), *_removed(home)], default=0) + 1
             try:

@@ -11,7 +11,7 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,11 +130,14 @@ class Registry:
         return not isinstance(self.root, Path)
 
     def names(self) -> list[str]:
-        """The names that have at least one version, sorted. UserError for a folder that cannot be read."""
+        """The names that have at least one version, or whose folder may not be read, sorted.
+
+        UserError where the registry's own folder may not be read.
+        """
         return self.store.names()
 
     def versions(self, name: str) -> list[int]:
-        """The version numbers of `name`, ascending; empty for an unknown name. UserError as in `names`."""
+        """The version numbers of `name`, ascending; empty for an unknown name. UserError for an unreadable folder."""
         return self.store.versions(name)
 
     def resolve(self, ref: str) -> Version:
@@ -278,10 +281,10 @@ class Registry:
             return self.resolve_verified(version.ref)
         return None
 
-    def check_writable(self) -> None:
-        """UserError where nothing can be published: better before the work than after it."""
+    def check_writable(self, names: Iterable[str] = ()) -> None:
+        """UserError where nothing can be published, or no version of `names`: better before the work than after it."""
         try:
-            self.store.check_writable()
+            self.store.check_writable(names)
         except OSError as error:
             raise UserError(f"{self.root}: artifacts cannot be published there: {error.strerror or error}") from error
         except RunFailed as error:

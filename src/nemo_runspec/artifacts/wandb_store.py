@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +43,7 @@ class WandbStore(FsspecStore):
         self.entity, self.project = entity, project
         super().__init__(root, cache, (_WandbFiles(entity, project), ""))
 
-    def check_writable(self) -> None:
+    def check_writable(self, names: Iterable[str] = ()) -> None:
         """Log in; RunFailed where W&B refuses."""
         with self._answering():
             self.fs.log_in()

@@ -249,8 +249,8 @@ def open_run(cfg: Any, script: str | Path) -> Run:
     if run.rank == 0:
         for role, version in inputs.items():
             run.add_input(version, role)
-        if run.artifact_name() or run.artifact_name(results=True):
-            run.registry.check_writable()
+        if names := {name for name in (run.artifact_name(), run.artifact_name(results=True)) if name}:
+            run.registry.check_writable(names)
         use_configured_tracker()
         _take_over(run, resume=bool(resume))
         write_json(directory / ENVIRONMENT_FILE, describe_environment())

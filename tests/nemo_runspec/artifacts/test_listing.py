@@ -6,6 +6,7 @@ import pytest
 
 from nemo_runspec.artifacts.listing import describe, list_entries
 from nemo_runspec.artifacts.manifest import human_size
+from nemo_runspec.artifacts.removal import unneeded
 from nemo_runspec.errors import UserError
 
 RECORD = {"type": "Dataset", "created_at": "2026-01-02T03:04:05+00:00", "inputs": {"data": "raw:1@ab"}}
@@ -24,19 +25,38 @@ def test_latest_of_each_or_all_of_one_and_corrupt_ones_are_listed_too(registry, 
         list_entries(registry, "c")
 
 
-@pytest.mark.parametrize("folder", ["", "a"])
-def test_a_folder_that_may_not_be_read_is_named(registry, payload, monkeypatch, folder):
-    registry.publish("a", payload, RECORD)
-    closed, listdir = registry.root / folder, os.listdir
+@pytest.fixture
+def close(monkeypatch):
+    """`close(folder)`: it may not be read. Its mode alone would stop nobody who is root."""
+    listdir = os.listdir
 
-    def refuse(path):  # the mode alone would stop nobody who is root
+    def refuse(path, closed):
         if path == closed:
             raise PermissionError(13, "Permission denied", path)
         return listdir(path)
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    return lambda folder: monkeypatch.setattr(os, "listdir", lambda path: refuse(path, folder))
+
+
+def test_a_registry_that_may_not_be_read_is_named(registry, payload, close):
+    registry.publish("a", payload, RECORD)
+    close(registry.root)
     for call in (registry.names, lambda: list_entries(registry)):
-        with pytest.raises(UserError, match=f"^{registry.root / folder}: cannot be read: Permission denied$"):
+        with pytest.raises(UserError, match=f"^{registry.root}: cannot be read: Permission denied$"):
+            call()
+
+
+def test_an_artifact_whose_folder_may_not_be_read_hides_no_other(registry, payload, close):
+    for name in ("mine", "theirs"):
+        registry.publish(name, payload, RECORD)
+    close(registry.root / "theirs")
+    assert list_entries(registry) == {"mine:1": registry.resolve("mine"), "theirs": "unreadable"}
+    with pytest.raises(UserError, match="no artifact 'mime'") as refused:
+        registry.resolve("mime")
+    assert refused.value.hint == "did you mean mine?"
+    # What it needs is not known, so nobody may say that others are not needed.
+    for call in (lambda: registry.resolve("theirs"), lambda: unneeded(registry)):
+        with pytest.raises(UserError, match=f"^{registry.root}/theirs: cannot be read: Permission denied$"):
             call()
 
 

@@ -15,7 +15,7 @@ from nemo_runspec.env.keys import CODE_LIMIT, CONFIG_FIRST, EXECUTOR_KEYS, EXECU
 from nemo_runspec.env.roots import is_url, located_path, located_root, output_root
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Resources, Runspec
-from nemo_runspec.secrets import looks_secret, without_login
+from nemo_runspec.secrets import has_password, looks_secret, without_login
 from nemo_runspec.toml_text import TomlText
 from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT
 
@@ -290,15 +290,15 @@ class _Settings:
 
 
 def _check_secrets(settings: _Settings, variables: Mapping[str, str], secrets: tuple[str, ...]) -> None:
-    for name in variables:
+    for name, value in variables.items():
         by_name = f'secrets = ["{name}"] passes it on'
         if name in secrets:
             raise UserError(f"{settings.where('env')} env.{name}: stands under secrets too", by_name)
         # What a job on a cluster gets set is written into the script that is submitted; a secret must not be there.
-        if looks_secret(name) and settings.profile.get("executor", "local") != "local":
-            raise UserError(
-                f"{settings.where('env')} env.{name}: looks like a secret, which has no value here", by_name
-            )
+        fault = "an address with a password, which has no place" if has_password(value) else ""
+        fault = "looks like a secret, which has no value" if looks_secret(name) else fault
+        if fault and settings.profile.get("executor", "local") != "local":
+            raise UserError(f"{settings.where('env')} env.{name}: {fault} here", by_name)
     if settings.executor == "ray":
         return  # the values are the cluster's own: nothing is sent, and launch.sh looks there
     missing = [name for name in secrets if not os.environ.get(name)]

@@ -17,7 +17,7 @@ from typing import Any
 
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.rules import STRING, VARIABLE, Rule, choice, integer, near_choice, shown_value
-from nemo_runspec.secrets import looks_secret
+from nemo_runspec.secrets import has_password, looks_secret
 from nemo_runspec.toml_text import TomlText, read_toml
 
 SCHEMA_VERSION = "1"
@@ -232,6 +232,9 @@ def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
             raise _fault(toml, ("env", name), "looks like a secret, which has no value in a script", hint)
         if not isinstance(value, str):
             raise _fault(toml, ("env", name), f"= {shown_value(value)}: must be a string")
+        if has_password(value):
+            hint = f'take it out of the block; secrets = ["{name}"] in a profile passes it on'
+            raise _fault(toml, ("env", name), "is an address with a password, which has no place in a script", hint)
     if "name" not in block:
         raise UserError(f"{toml.where('tool', 'runspec')}: [tool.runspec] has no 'name', which is required")
     if (version := block.get("schema", SCHEMA_VERSION)) != SCHEMA_VERSION:

@@ -12,6 +12,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _LOGIN = re.compile(r"://[^/?#\s'\"]*@")  # up to the last @: a password may hold one
+_PASSWORD = re.compile(r"://[^/?#\s'\"@:]*:[^/?#\s'\"]+@")
 
 
 def looks_secret(name: str) -> bool:
@@ -20,13 +21,18 @@ def looks_secret(name: str) -> bool:
 
 
 def public(name: str, value: object) -> str:
-    """The value of the variable `name` as it may be shown: the value itself, or that it is hidden."""
-    return HIDDEN if looks_secret(name) else str(value)
+    """The value of the variable `name` as it may be shown: without the logins of addresses, or that it is hidden."""
+    return HIDDEN if looks_secret(name) else without_login(str(value))
 
 
 def has_login(address: str) -> bool:
     """Whether a user, or a user and a password, stands before the host of an address."""
     return "@" in address.partition("://")[2].split("/", 1)[0]
+
+
+def has_password(text: str) -> bool:
+    """Whether a text has an address in which a password stands before the host."""
+    return _PASSWORD.search(text) is not None
 
 
 def without_login(text: str, mark: str = "***@") -> str:

@@ -18,7 +18,7 @@ from nemo_runspec.env.keys import EXECUTOR_KEYS, PROFILE, RESERVED, TOOL
 from nemo_runspec.errors import UserError
 from nemo_runspec.fingerprint import fingerprint
 from nemo_runspec.profile import Env, SlurmSettings, Ssh, executor_of, parse_env
-from nemo_runspec.rules import TEXT, choice
+from nemo_runspec.rules import TEXT, Rule, choice
 from nemo_runspec.runspec import parse
 
 Write = Callable[[str, str], Path]
@@ -80,6 +80,14 @@ def test_a_table_of_another_program_is_checked_by_its_own_rules(write: Write) ->
             tool_table("tracker", rules)
         assert caught.value.message.startswith(f"{file}:2: {message}")
         assert caught.value.hint in ("did you mean project?", "did you mean offline?")
+
+
+def test_a_password_of_another_program_does_not_travel_but_holds_here(write: Write) -> None:
+    file = write("env.toml", '[tool.tracker]\nproject = "toy"\nserver = {uri = "https://me:x@host"}\n')
+    assert tool_table("tracker", {"project": TEXT, "server": Rule(dict, "")}) is not None
+    with pytest.raises(UserError, match=rf"^{file}:3: \[tool\.tracker\] server: an address with a password") as caught:
+        tool_variables()
+    assert caught.value.hint is not None and 'secrets = ["TRACKER_SERVER"]' in caught.value.hint
 
 
 def test_a_job_without_the_file_has_the_table_of_another_program(
@@ -541,6 +549,7 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         ('[p]\n[artifacts]\nrot = "x"', 3, "[artifacts] unknown key 'rot'", "did you mean root?"),
         ('[p]\n[cache]\npath = "x"', 3, "[cache] unknown key 'path'", "known keys: dir"),
         ("[p]\n[tool.db]\napi_key = 1", 3, "[tool.db] api_key: looks like a secret", 'secrets = ["DB_API_KEY"]'),
+        ('[p]\n[[tool.db.at]]\nme.password = "x"', 3, "[tool.db] at.me.password: looks like a", "DB_AT_ME_PASSWORD"),
         ("[p]\n[tool]\ndb = 1", 3, "[tool] db: must be a table", None),
         ('[db]\ncolour = "red"', 2, "[db] unknown key 'colour'", "a table for another program is called [tool.db]"),
         ("[p]\n[cli]\ncolour = true", 3, "[cli] unknown key 'colour'", "did you mean color?"),
@@ -603,6 +612,8 @@ SLURM = '[p]\nexecutor = "slurm"\n'
         ('[p]\nenv = "A=1"', 2, "[p] env: must be a table of strings", None),
         ('[p]\nenv = { A = "1" }\nsecrets = ["A"]', 2, "[p] env.A: stands under secrets too", 'secrets = ["A"] passes'),
         (SLURM + 'env = { HF_TOKEN = "x" }', 3, "[p] env.HF_TOKEN: looks like a secret", 'secrets = ["HF_TOKEN"]'),
+        (SLURM + 'env = { P = "http://u:x@h" }', 3, "[p] env.P: an address with a password", 'secrets = ["P"]'),
+        ('[p]\nstartup_commands = ["P=http://u:x@h"]', 2, "[p] startup_commands: an address with", "write $NAME"),
         ('[p]\nsecrets = "A"', 2, "[p] secrets: must be a list of strings", None),
         ('[p]\nsecrets = ["HF_TOKEN"]', None, "profile p: the environment does not set HF_TOKEN", "env.toml:2: [p]"),
         ('[p]\nstartup_commands = ["ls", " "]', 2, "[p] startup_commands: must be a list of strings", None),
@@ -686,6 +697,9 @@ def test_an_unknown_profile_is_answered_with_the_nearest(write: Write) -> None:
         '[p]\nexecutor = "slurm"\nenv = { HF_TOKEN = "hf_abc" }',
         '[p]\nexecutor = "slurm"\nartifacts = "s3://me:hf_abc@bucket/a"',
         '[p]\nsecrets = ["HF_TOKEN"]\nenv = { HF_TOKEN = "hf_abc" }',
+        '[p]\nexecutor = "slurm"\nenv = { HTTPS_PROXY = "http://me:hf_abc@proxy:3128" }',
+        '[p]\nstartup_commands = ["export ALL_PROXY=http://me:hf_abc@proxy"]',
+        '[p]\n[tool.tracker.login]\npassword = "hf_abc"',
     ],
 )
 def test_a_secret_pasted_as_a_value_is_not_repeated(write: Write, text: str) -> None:
@@ -701,6 +715,8 @@ def test_a_startup_command_may_read_a_secret(write: Write) -> None:
         'export HF_TOKEN="$MY_TOKEN"',
         "HF_TOKEN=`cat /run/hf`",
         "module load x",
+        "export ALL_PROXY=http://me:$PW@proxy:3128 HTTP_PROXY=http://${ME:-x}:${PW}@proxy",
+        "git clone ssh://git@host:22/a && curl http://host:80/a@b",
     ]
     commands += ["export HF_TOKEN_PATH=/run/hf", "unset X; HF_TOKEN= true"]
     write("env.toml", f"[p]\nstartup_commands = {commands!r}")

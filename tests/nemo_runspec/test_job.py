@@ -220,17 +220,18 @@ def test_a_dry_run_shows_what_would_run_and_no_secret(
 def test_values_of_variables_that_look_secret_are_hidden(
     project: Path, write: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write("env.toml", '[p]\nenv = { HF_TOKEN = "s3cret-a", DEMO_API_KEY = "s3cret-b", NUM_TOKENS = "7" }\n')
+    proxy = 'P = "http://me:s3cret-c@proxy:3128"'
+    write("env.toml", f'[p]\nenv = {{ HF_TOKEN = "s3cret-a", DEMO_API_KEY = "s3cret-b", NUM_TOKENS = "7", {proxy} }}\n')
     job = job_of(project, "-c", "tiny", "--run", "p")
     display_job(job, job.resolved.spec, job.env, show_config=True)
     text = capsys.readouterr().out
-    for line in ("HF_TOKEN=(hidden)", "DEMO_API_KEY=(hidden)", "NUM_TOKENS=7"):
+    for line in ("HF_TOKEN=(hidden)", "DEMO_API_KEY=(hidden)", "NUM_TOKENS=7", "P=http://***@proxy:3128"):
         assert f"  env       {line}" in text.splitlines()
     save_configs(job, job.resolved.spec)
     written = "".join(path.read_text(encoding="utf-8") for path in job.run.dir.iterdir())
     assert "s3cret" not in text + written
     # The job itself gets them.
-    assert {"s3cret-a", "s3cret-b"} <= set(build_env_vars(job, job.env).values())
+    assert {"s3cret-a", "s3cret-b", "http://me:s3cret-c@proxy:3128"} <= set(build_env_vars(job, job.env).values())
 
 
 def test_the_script_runs_with_its_job_and_agrees_on_its_folder(

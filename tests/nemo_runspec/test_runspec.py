@@ -158,6 +158,13 @@ def test_a_secret_in_the_block_is_refused_and_not_repeated(write: Write, value: 
     assert value.strip('"') not in str(error)
 
 
+def test_a_password_in_the_block_is_refused_and_not_repeated(write: Write) -> None:
+    error = bad(write, f'{MINIMAL}[tool.runspec.env]\nPROXY = "http://me:canary@proxy"')
+    assert error.message.endswith("s.py:6: env.PROXY is an address with a password, which has no place in a script")
+    assert error.hint is not None and 'secrets = ["PROXY"]' in error.hint
+    assert "canary" not in str(error)
+
+
 def test_a_script_has_exactly_one_block(write: Write, tmp_path: Path) -> None:
     one = block(MINIMAL)
     with pytest.raises(UserError, match=r"s\.py:8: two"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_runspec.secrets import has_login, looks_secret, public, without_login
+from nemo_runspec.secrets import has_login, has_password, looks_secret, public, without_login
 
 SECRET = [
     "HF_TOKEN",
@@ -57,6 +57,7 @@ def test_a_setting_is_shown(name: str) -> None:
 )
 def test_the_login_of_an_address_is_hidden_to_its_end(text: str, shown: str) -> None:
     assert without_login(text) == shown
+    assert public("PROXY", text) == shown
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,17 @@ def test_the_login_of_an_address_is_hidden_to_its_end(text: str, shown: str) -> 
 )
 def test_an_address_with_a_login(address: str, expected: bool) -> None:
     assert has_login(address) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x http://me:p@ss@host", True),
+        ("http://:pw@[::1]:80", True),
+        ("ssh://git@host:22/a", False),
+        ("http://host:80/a@b", False),
+        ("http://[::1]:80 me@host", False),
+    ],
+)
+def test_an_address_with_a_password(text: str, expected: bool) -> None:
+    assert has_password(text) is expected

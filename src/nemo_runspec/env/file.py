@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from nemo_runspec.env.keys import EXECUTOR_KEYS, EXECUTORS, GENERAL, PROFILE, RESERVED, TOOL
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.rules import VARIABLE, Rule, near_choice, shown_value
-from nemo_runspec.secrets import looks_secret, public, without_login
-from nemo_runspec.toml_text import TomlText, read_toml
+from nemo_runspec.secrets import has_password, looks_secret, public, without_login
+from nemo_runspec.toml_text import TomlPath, TomlText, read_toml
 from nemo_runspec.user_files import expanded
 from nemo_runspec.variables import ENV_FILE, TOOL_TABLES
 
 # NAME=VALUE in a command, where VALUE is no other variable, what a command prints, or empty.
 _PASTED = re.compile(r"""(?:^|[\s;&(])(\w+)=(?!"?(?:\$[\w({]|`)|""|'')\S""")
+
+# Another variable, or what a command prints.
+_REFERENCE = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`")
 
 
 def find_env_file() -> Path | None:
@@ -80,13 +83,25 @@ def _check_tools(toml: TomlText, tools: dict[str, Any]) -> None:
     for name, table in tools.items():
         if not isinstance(table, dict):
             raise UserError(f"{toml.where(TOOL, name)}: [{TOOL}] {name}: must be a table, as in [{TOOL}.{name}]")
-        for variable, key in ((_variable_of(name, key), key) for key in table):
+        for path in _paths_of_keys(table, ()):
+            variable = _variable_of(name, *path)
             if looks_secret(variable):
-                at = f"{toml.where(TOOL, name, key)}: [{TOOL}.{name}] {key}"
+                at = f"{toml.where(TOOL, name, *path)}: [{TOOL}.{name}] {'.'.join(path)}"
                 raise UserError(
                     f"{at}: looks like a secret, which has no value here",
                     f'secrets = ["{variable}"] in a profile passes it on',
                 )
+
+
+def _paths_of_keys(value: object, path: TomlPath) -> Iterator[TomlPath]:
+    """The paths of all keys in a table, those of the tables and lists in it included."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield (*path, key)
+            yield from _paths_of_keys(item, (*path, key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _paths_of_keys(item, path)
 
 
 def _check_key(toml: TomlText, path: tuple[str, ...], key: str, value: object, rules: Mapping[str, Rule]) -> None:
@@ -112,10 +127,14 @@ def _check_key(toml: TomlText, path: tuple[str, ...], key: str, value: object, r
             if isinstance(secret, str) and not re.fullmatch(VARIABLE, secret):
                 raise UserError(f"{where} secrets: an entry is not the name of an environment variable")
     if key == "startup_commands" and isinstance(value, list):
-        for variable in _PASTED.findall("\n".join(map(str, value))):
+        commands = "\n".join(map(str, value))
+        for variable in _PASTED.findall(commands):
             if looks_secret(variable) and not variable.endswith(("_FILE", "_PATH")):  # its value is not repeated here
                 at = f"{where} startup_commands: {variable} looks like a secret, which has no value here"
                 raise UserError(at, f'secrets = ["{variable}"] passes it on')
+        if has_password(_REFERENCE.sub("", commands)):
+            at = f"{where} startup_commands: an address with a password, which has no place here"
+            raise UserError(at, 'secrets = ["NAME"] passes a variable on: write $NAME in the place of the password')
     if not rules[key].allows(value):
         raise UserError(f"{where} {_fault(key, value, rules[key])}", near_choice(value, rules[key]))
 
@@ -200,11 +219,25 @@ def tool_table(name: str, rules: Mapping[str, Rule]) -> dict[str, Any] | None:
 
 
 def tool_variables() -> dict[str, str]:
-    """What a job elsewhere, which has no env.toml, gets of [tool]: `project` of [tool.tracker] as TRACKER_PROJECT."""
-    tables = load_tables()[1].data.get(TOOL, {})
-    values = {_variable_of(name, key): str(value) for name, table in tables.items() for key, value in table.items()}
+    """What a job elsewhere, which has no env.toml, gets of [tool]: `project` of [tool.tracker] as TRACKER_PROJECT.
+
+    Raises:
+        UserError: a value holds an address with a password, which would be written into what is submitted.
+    """
+    toml = load_tables()[1]
+    tables = toml.data.get(TOOL, {})
+    values = {}
+    for name, key, value in ((name, key, value) for name, table in tables.items() for key, value in table.items()):
+        variable = _variable_of(name, key)
+        if has_password(str(value)):
+            at = f"{toml.where(TOOL, name, key)}: [{TOOL}.{name}] {key}"
+            raise UserError(
+                f"{at}: an address with a password, which has no place in what is submitted",
+                f'take it out and set {variable}; secrets = ["{variable}"] in the profile passes it on',
+            )
+        values[variable] = str(value)
     return {**values, TOOL_TABLES: ",".join(tables)} if tables else values
 
 
-def _variable_of(table: str, key: str) -> str:
-    return re.sub(r"[^A-Z0-9]", "_", f"{table}_{key}".upper())
+def _variable_of(*path: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", "_".join(path).upper())

@@ -15,6 +15,7 @@ Nothing here decides what runs where; a command file calls these in order and th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -205,7 +206,7 @@ def build_job_config(
     if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
         check_imports(spec.script_path)
         image = (getattr(train_config.run, "env", None) or {}).get("container_image")
-        check_dependencies(spec, image, functools.partial(_for_another_script, spec, train_config.path.parent))
+        check_dependencies(spec, image, functools.partial(_for_another_script, spec, train_config.config_dir))
     elif env.executor != "local":
         check_needs(spec, env, dry_run=dry_run)
     resolve = functools.partial(
@@ -274,10 +275,14 @@ def _check_machines(model: object, spec: Runspec, env: Env) -> None:
 
 
 def _for_another_script(spec: Runspec, config_dir: Path) -> list[str]:
-    """Configs in a folder that do not run this script."""
-    fmt = spec.config.format
-    scripts = {name: load_config(config_dir, name, (), fmt).run.script for name in list_configs(config_dir, fmt)}
-    return [name for name, script in scripts.items() if script is None or Path(script).name != spec.script_path.name]
+    """Configs in a folder that name another script than this one; those that cannot be read are passed over."""
+    names = []
+    for name in list_configs(config_dir, spec.config.format):
+        with contextlib.suppress(UserError):
+            script = vars(load_config(config_dir, name, (), spec.config.format).run).get("script")
+            if isinstance(script, str) and Path(script).name != spec.script_path.name:
+                names.append(name)
+    return names
 
 
 def _found_here(env: Env, dry_run: bool, locations: list[UserLocation]) -> list[UserLocation]:

@@ -115,6 +115,24 @@ def test_the_two_files_of_a_job(project: Path) -> None:
     assert again.run == job.run
 
 
+def test_a_dependency_that_is_missing_is_said_whatever_other_configs_are_like(
+    project: Path, write: Callable[[str, str], Path]
+) -> None:
+    script = project / "train.py"
+    text = script.read_text(encoding="utf-8").replace('["pydantic"]', '["no-such-thing"]')
+    script.write_text(text.replace('# schema = "1"', '# image = "large:1"'), encoding="utf-8")
+    write("config/broken.yaml", "defaults: [nothing]\n")
+    write("config/odd.yaml", "run: {script: 5}\n")
+    write("config/small.yaml", "run: {script: small.py}\n")
+    write("mine/mine.yaml", "defaults: [tiny]\n")
+    write("mine/other.yaml", "defaults: [small]\n")
+    for config in ("tiny", "mine/mine.yaml"):
+        with pytest.raises(UserError) as caught:
+            job_of(project, "-c", config)
+        assert caught.value.message == "train.py needs no-such-thing, which is not installed"
+        assert caught.value.hint == "the image large:1 has it: --run PROFILE; or another config, -c small"
+
+
 def test_a_place_that_cannot_be_written_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(project / "store"))
     (project / "output").write_text("a file where a folder belongs", encoding="utf-8")

@@ -39,13 +39,15 @@ class LoadedConfig:
     """A merged config before interpolation.
 
     `data` are plain values; `origins` maps a key path to `file:line` or "command line"; `name` is the file's stem;
-    `bases` are the files of its `defaults:`, however deep.
+    `bases` are the files of its `defaults:`, however deep; `config_dir` is the folder in which names of configs are
+    looked up.
     """
 
     name: str
     path: Path
     data: dict[str, Any]
     origins: dict[KeyPath, str]
+    config_dir: Path
     overrides: tuple[str, ...] = ()
     bases: tuple[Path, ...] = ()
 
@@ -162,7 +164,7 @@ def load_config(
     run.setdefault("config", path.stem)
     if script is not None and not run.get("script"):
         run["script"] = script
-    return LoadedConfig(path.stem, path, data, origins, tuple(overrides), tuple(bases))
+    return LoadedConfig(path.stem, path, data, origins, config_dir, tuple(overrides), tuple(bases))
 
 
 def _load_file(

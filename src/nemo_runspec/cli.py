@@ -88,7 +88,7 @@ def validate(ctx: typer.Context) -> None:
     for name in [chosen] if chosen else list_configs(spec.config_dir, spec.config.format):
         loaded = load_config(spec.config_dir, name, options.overrides, spec.config.format)
         script = vars(loaded.run).get("script")
-        if not chosen and script and not spec.is_named(script):
+        if not chosen and isinstance(script, str) and script and not spec.is_named(script):
             continue  # the folder is shared, and this config is for another script
         resolve_config(loaded, spec, look_up=False)
         print(f"ok  {shown(loaded.path)}")

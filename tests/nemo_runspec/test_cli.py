@@ -59,6 +59,9 @@ def test_validate_checks_block_schema_and_configs_without_artifacts(project: Pat
     assert done.returncode == 2
     assert done.stderr == "error: config/more.yaml:1: style = 'wsd': must be one of 'WSD', 'cosine'\n"
     assert runspec(project, "validate", "-c", "tiny", "train.py", "style=cosine").returncode == 0
+    (project / "config" / "more.yaml").write_text("run: {script: 5}\n", encoding="utf-8")
+    done = runspec(project, "validate", "train.py")
+    assert (done.returncode, done.stderr) == (2, "error: config/more.yaml:1: run.script = 5: must be text\n")
 
 
 @pytest.mark.parametrize(

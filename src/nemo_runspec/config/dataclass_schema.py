@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import os
 import sys
 import typing
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ _DESCRIPTIONS = "__descriptions__"  # of the fields that a dataclass itself decl
 
 def module_for(path: Path) -> ModuleType:
     """A new, empty module for what is taken from a file. In `sys.modules`, where pydantic looks annotations up."""
-    module = ModuleType(f"_runspec_schema_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}")
+    module = ModuleType(f"_runspec_schema_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}")
     sys.modules[module.__name__] = module
     return module
 

@@ -194,6 +194,8 @@ def _put_differing(data: Any, anywhere: Any, here: Any) -> None:
 
 def _check_script(loaded: LoadedConfig, spec: Runspec) -> None:
     script, family = (vars(loaded.run).get(key) for key in ("script", "family"))
+    if script is not None and not isinstance(script, str):
+        raise UserError(f"{loaded.origin(('run', 'script'))}: run.script = {script!r}: must be text")
     if script and not spec.is_named(script):
         at = loaded.origin(("run", "script"))
         raise UserError(

@@ -85,6 +85,21 @@ def test_fields_with_their_comments_defaults_and_limits_without_running_the_scri
     assert (config.depths, config.more, config.width, config.size) == ((1, 2), [2], 2.0, "large")
 
 
+def test_the_script_may_lie_in_a_folder_whose_name_is_not_utf8(
+    script: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script()
+    folder = tmp_path / "caf\udce9"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    for name in ("dig.py", "config"):
+        (tmp_path / name).rename(folder / name)
+    monkeypatch.chdir(folder)
+    assert load_script_config(folder / "dig.py", ["--config", "tiny"]).width == 0.5
+
+
 def test_a_dataclass_of_another_script_is_nested_and_extended_without_running_that(
     script: Write, tmp_path: Path
 ) -> None:

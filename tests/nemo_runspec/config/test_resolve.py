@@ -293,6 +293,9 @@ def test_a_run_has_the_number_of_processes_that_it_was_started_in(
 def test_a_config_of_another_script_is_refused() -> None:
     with pytest.raises(UserError, match=r"run\.script = 'other\.py': this config is not for train\.py"):
         resolve("run.script=other.py")
+    for value in ("5", "0", "[train.py]"):
+        with pytest.raises(UserError, match=r"^command line: run\.script = .*: must be text$"):
+            resolve(f"run.script={value}")
 
 
 @pytest.mark.parametrize(

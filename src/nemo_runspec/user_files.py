@@ -77,12 +77,25 @@ def files_of(location: str) -> list[str]:
         return [str(path)]
     if not glob.has_magic(location):
         raise no_such_file(location)
-    names = glob.glob(str(path), recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
+    names = names_matching(location)
     files = sorted(name for name in names if not os.path.isdir(name))  # noqa: PTH112
     if not files:
         hint = "it matches folders: name them without the glob" if names else None
         raise UserError(f"no file matches {location}", hint)
     return files
+
+
+def names_matching(location: str) -> list[str]:
+    """Absolute names of the files and folders that a glob matches, in no order.
+
+    Of the current folder and the home folder, which the glob does not spell out, brackets and stars are no pattern.
+    """
+    text, base = location.removeprefix("file://"), Path.cwd()
+    if text.startswith("~"):
+        home, _, text = text.partition("/")
+        base = expanded(home)
+    pattern = os.path.abspath(os.path.join(glob.escape(str(base)), text))  # noqa: PTH100, PTH118
+    return glob.glob(pattern, recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
 
 
 def no_such_file(location: str) -> UserError:

@@ -45,6 +45,18 @@ def test_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert files_of("~/sub") == [str(folder / "sub" / "b.txt")]
 
 
+@pytest.mark.parametrize("location", ["data/*.txt", "file://data/*.txt", "~/data/*.txt", "../exp[[]1]/data/*"])
+def test_brackets_of_the_folder_that_one_is_in_are_no_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    for name in ("exp[1]", "exp1"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data" / f"{name}.txt").write_text("")
+    monkeypatch.chdir(tmp_path / "exp[1]")
+    monkeypatch.setenv("HOME", str(tmp_path / "exp[1]"))
+    assert files_of(location) == [str(tmp_path / "exp[1]" / "data" / "exp[1].txt")]
+
+
 def test_a_home_folder_that_is_nobodys_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^~nobody-of-this-name/x: there is no user 'nobody-of-this-name'"):
         files_of("~nobody-of-this-name/x")

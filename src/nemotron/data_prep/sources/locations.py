@@ -39,7 +39,7 @@ from urllib.parse import unquote
 
 from nemo_runspec.errors import UserError, nearest
 from nemo_runspec.secrets import has_login
-from nemo_runspec.user_files import files_below, files_of, local_path
+from nemo_runspec.user_files import files_below, files_of, local_path, names_matching
 from nemotron.data_prep.sources.files import (
     BEGIN_BYTES,
     COMPRESSIBLE,
@@ -202,7 +202,7 @@ def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_er
     is_folder = path.is_dir()
     names: Iterable[str] = files_below(path, counts, skip) if is_folder else files_of(location)
     if not is_folder and "**" not in location:  # with `**`, what is in the folders matches, too
-        folders = sum(Path(name).is_dir() for name in glob.glob(str(path)))  # noqa: PTH207  takes absolute patterns
+        folders = sum(Path(name).is_dir() for name in names_matching(location))
         counts.update({"folder": folders} if folders else {})
     files = []
     for name in names:

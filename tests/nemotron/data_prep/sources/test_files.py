@@ -104,7 +104,7 @@ def test_links_in_a_circle_end_and_a_file_with_two_names_is_read_once(tmp_path: 
     assert passed_over == {"second name of a file": 1}
 
 
-def test_globs(tmp_path: Path) -> None:
+def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.json")
     write(tmp_path / "b.csv")
     write(tmp_path / "sub" / "c.jsonl")
@@ -117,6 +117,14 @@ def test_globs(tmp_path: Path) -> None:
     assert names(list_files([str(tmp_path / "**")]), tmp_path) == [
         "a.json", "b.csv", "data[1].jsonl", "sub/c.jsonl"
     ]  # fmt: skip
+    # Relative ones, where the folder that one is in has a name that could be a glob.
+    write(tmp_path / "exp[1]" / "a.jsonl")
+    write(tmp_path / "exp[1]" / "sub" / "b.jsonl")
+    write(tmp_path / "exp1" / "other.jsonl")
+    monkeypatch.chdir(tmp_path / "exp[1]")
+    passed_over.clear()
+    assert names(list_files(["*"], passed_over=passed_over), tmp_path) == ["exp[1]/a.jsonl"]
+    assert passed_over == {"folder": 1}
 
 
 def test_json_and_csv_of_a_folder_are_read_where_nothing_else_is(tmp_path: Path) -> None:

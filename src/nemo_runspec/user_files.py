@@ -138,9 +138,16 @@ def files_below(
 
 
 def in_artifact(location: str) -> bool:
-    """Whether a location of this machine lies in a published artifact, or is one."""
+    """Whether a location of this machine lies in the payload of a published artifact, or is such an artifact.
+
+    What else has a file called `artifact.json` above it is no artifact: its files may change.
+    """
     path = local_path(location)
-    return any((folder / "artifact.json").is_file() for folder in (path, *path.parents))
+    return any(
+        path.relative_to(folder).parts[:1] in ((), ("payload",))
+        and all((folder / name).is_file() for name in ("artifact.json", "manifest.sha256"))
+        for folder in (path, *path.parents)
+    )
 
 
 def digest(files: Iterable[str]) -> str | None:

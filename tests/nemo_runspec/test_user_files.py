@@ -130,6 +130,11 @@ def test_the_digest_is_over_names_sizes_and_times(folder: Path) -> None:
 def test_what_is_not_looked_at_here(folder: Path) -> None:
     assert is_elsewhere("s3://bucket/x") and is_elsewhere("<data:path (resolved at start)>/x")
     assert not is_elsewhere("file:///x") and not is_elsewhere("x")
-    assert not in_artifact(str(folder / "sub"))
-    (folder / "artifact.json").write_text("{}")
-    assert in_artifact(str(folder)) and in_artifact(str(folder / "sub" / "*.txt"))
+
+
+def test_what_is_published_is_known_by_record_manifest_and_place(folder: Path) -> None:
+    (folder / "artifact.json").write_text("{}")  # of another program, or the user's own
+    places = ("", "sub/*.txt", "payload", "payload/sub/*.txt", "sub/payload/a")
+    assert [place for place in places if in_artifact(str(folder / place))] == []
+    (folder / "manifest.sha256").write_text("")
+    assert [place for place in places if in_artifact(str(folder / place))] == ["", "payload", "payload/sub/*.txt"]

@@ -71,8 +71,11 @@ def test_every_marked_field_counts(override: str, write: Callable[[str, str], Pa
 def test_no_files_no_digest(write: Callable[[str, str], Path]) -> None:
     assert resolve()["run"]["files"] is None
     assert resolve("sources=[{paths: ['s3://bucket/x']}]", "named={a: {label: docs}}")["run"]["files"] is None
-    write("docs/artifact.json", "{}")  # published: known by its digest, and the times of this copy say nothing
-    assert resolve("sources=[{paths: [docs/a.txt]}]")["run"]["files"] is None
+    write("artifact.json", "{}")  # which alone says nothing of what lies below it
+    assert resolve("sources=[{paths: [docs/a.txt]}]")["run"]["files"] is not None
+    for name in ("artifact.json", "manifest.sha256", "payload/a.txt"):
+        write(f"corpus/1/{name}", "{}")  # published: known by its digest, and the times of this copy say nothing
+    assert resolve("sources=[{paths: [corpus/1/payload/a.txt]}]")["run"]["files"] is None
 
 
 def test_command_and_script_find_the_same_run(here: Path) -> None:

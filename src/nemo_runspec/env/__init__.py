@@ -3,8 +3,8 @@
 `nemo_runspec.profile` makes of one of its tables what a job asks its executor for.
 """
 
-from nemo_runspec.env.file import find_env_file, load_tables
+from nemo_runspec.env.file import find_env_file
 from nemo_runspec.env.keys import CODE_LIMIT
 from nemo_runspec.env.roots import artifacts_root, output_root
 
-__all__ = ["CODE_LIMIT", "artifacts_root", "find_env_file", "load_tables", "output_root"]
+__all__ = ["CODE_LIMIT", "artifacts_root", "find_env_file", "output_root"]

@@ -171,7 +171,7 @@ class ChatCounts:
     `outcomes`: records read and dropped for which reason, sequences kept; `errors`: of them the reasons that would have
     stopped the run; `samples`: of what was dropped; `reasoning`: sequences kept that end in an answer with reasoning;
     `unused_keys`: of messages; `categories`: records of each, where they have weights; `longest`: tokens of the longest
-    sequence, kept or not.
+    sequence, kept or not; `unread_bytes`: as in `ReadReport`.
     """
 
     outcomes: dict[str, int]
@@ -183,6 +183,7 @@ class ChatCounts:
     tokens: int
     errors: dict[str, int]
     samples: list[dict[str, str]]
+    unread_bytes: int
 
 
 def plan_tokenize(
@@ -252,6 +253,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
         tokens=tokens,
         errors=report.errors(),
         samples=report.samples,
+        unread_bytes=report.unread_bytes,
     )
 
 
@@ -275,7 +277,7 @@ class _Account:
 class Spool:
     """What all shards made of the records, by source: outcomes, samples of what was dropped, the errors, the keys of
     messages that were not used, the records of each category, the tokens of the longest sequence.
-    `reasoning`: sequences that end in an answer with reasoning."""
+    `unread_bytes`: as in `ReadReport`; `reasoning`: sequences that end in an answer with reasoning."""
 
     table: ConversationTable = field(default_factory=ConversationTable)
     samples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
@@ -283,6 +285,7 @@ class Spool:
     unused_keys: dict[str, Counter[str]] = field(default_factory=dict)
     categories: dict[str, Counter[str]] = field(default_factory=dict)
     longest: Counter[str] = field(default_factory=Counter)
+    unread_bytes: Counter[str] = field(default_factory=Counter)
     reasoning: int = 0
 
     def reasons(self, settings: ChatSettings) -> bool | None:
@@ -370,6 +373,7 @@ def tokenize_conversations(plan: Plan[ChatWork], folder: Path, settings: ChatSet
                 spool.table.count(work.source, outcome, count)
             spool.samples[work.source] += counts.samples
             spool.errors[work.source].update(counts.errors)
+            spool.unread_bytes[work.source] += counts.unread_bytes
             spool.unused_keys[work.source].update(counts.unused_keys)
             spool.categories[work.source].update(counts.categories)
             spool.longest[work.source] = max(spool.longest[work.source], counts.longest)

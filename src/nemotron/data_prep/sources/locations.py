@@ -37,7 +37,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, BinaryIO, Literal
 from urllib.parse import unquote
 
-from nemo_runspec.errors import UserError, nearest
+from nemo_runspec.errors import RunFailed, UserError, nearest
 from nemo_runspec.secrets import has_login
 from nemo_runspec.user_files import files_below, files_of, local_path, names_matching
 from nemotron.data_prep.sources.files import (
@@ -55,7 +55,7 @@ from nemotron.data_prep.sources.files import (
     is_json_array,
     redact,
 )
-from nemotron.data_prep.sources.ranges import StoredObject, range_stream
+from nemotron.data_prep.sources.ranges import StoredObject, changed_error, range_stream
 from nemotron.data_prep.sources.stores import CREDENTIALS, find_in_store, store_fetch
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def open_binary(file: SourceFile, end: int | None = None) -> BinaryIO:
     `end`: the byte before which the reader will probably stop, so that less is fetched ahead.
 
     Raises:
-        OSError: a file of this machine is gone, cannot be read, or is another than the one that was listed.
-        RunFailed: the same of a remote one, or its store does not answer.
+        OSError: a file of this machine is gone or cannot be read.
+        RunFailed: it is another than the one that was listed; a remote one is gone, or its store does not answer.
     """
     if file.uri.startswith("hf://"):
         from nemotron.data_prep.sources.hub import open_hub_file
@@ -154,7 +154,7 @@ def open_binary(file: SourceFile, end: int | None = None) -> BinaryIO:
     status = os.fstat(stream.fileno())
     if (status.st_size, str(status.st_mtime_ns)) != (file.size, file.version):
         stream.close()
-        raise OSError(None, "changed after it was listed", file.uri)
+        raise changed_error(file)
     return stream
 
 
@@ -162,7 +162,7 @@ def lineage_sources(files: Sequence[SourceFile], role: str) -> list[Source]:
     """Every file for the lineage of what is made of them: address, sha256 and, behind its `role`, a description.
 
     A remote file has no sha256 (it is never here as a whole), but the version that its store gives it; so has one that
-    cannot be read.
+    cannot be read or has changed.
     """
     from nemotron.kit import Source
 
@@ -176,6 +176,8 @@ def lineage_sources(files: Sequence[SourceFile], role: str) -> list[Source]:
                     sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
             except OSError as error:
                 detail += f", not readable: {error.strerror}"
+            except RunFailed:
+                detail += ", changed after it was listed"
         else:
             detail += f", version {file.version}"
         sources.append(Source(name=file.name, sha256=sha256, detail=detail))

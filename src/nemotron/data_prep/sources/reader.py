@@ -94,7 +94,7 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
     Raises:
         BadRecordError: under `stop`, at the first record or file that cannot be read; names file, row, nearest field.
         UserError: the same, where skipping such records would not help.
-        RunFailed: a remote file has changed, or its store does not answer.
+        RunFailed: a file has changed since it was listed, or the store of a remote one does not answer.
     """
     at = -1  # number of the last record that was reached
     try:
@@ -115,6 +115,7 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
                 at = (bad.index or 0) + bad.count - 1
             _skip(piece, bad, reading, report)
     except (DamagedError, OSError) as error:
+        report.unread_bytes += piece.size if at < 0 else 0
         rest = f"; what follows {place(piece, at)} is not read" if at >= 0 else ""
         if isinstance(error, DamagedError):
             kind = piece.file.compression if piece.file.compression != "none" else _KINDS[piece.file.format]

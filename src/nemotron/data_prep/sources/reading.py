@@ -105,12 +105,14 @@ class ReadReport:
     """What was read and what was skipped.
 
     `records`: that became rows. `skipped`: reason -> records, or pieces of files
-    where the reason is the file's. `samples`: the first few of each reason, as `{"where", "reason"}`.
+    where the reason is the file's. `samples`: the first few of each reason, as `{"where", "reason"}`. `unread_bytes`:
+    stored bytes of the pieces that are unreadable, or damaged before their first record.
     """
 
     records: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     samples: list[dict[str, str]] = field(default_factory=list)
+    unread_bytes: int = 0
 
     def skip(self, reason: str, where: str, detail: str = "", count: int = 1) -> None:
         """Count what was skipped; `reason` is one of few, `detail` is shown with the samples."""
@@ -121,6 +123,7 @@ class ReadReport:
     def add(self, other: ReadReport) -> None:
         """Add the account of another piece."""
         self.records += other.records
+        self.unread_bytes += other.unread_bytes
         for reason, count in other.skipped.items():
             self.skipped[reason] = self.skipped.get(reason, 0) + count
             room = SAMPLES_PER_REASON - len(self.samples_of(reason))
@@ -149,25 +152,33 @@ class ReadReport:
 
 
 def check_skipped(
-    source: str, records: int, errors: Mapping[str, int], samples: Sequence[Mapping[str, str]], max_skipped: float
+    source: str,
+    records: int,
+    errors: Mapping[str, int],
+    samples: Sequence[Mapping[str, str]],
+    max_skipped: float,
+    unread: float = 0.0,
 ) -> None:
     """UserError if none of a source's records could be read, or more than a share of `max_skipped` could not.
 
-    `records`: all of them, skipped ones included; `errors`: reason -> how many. Of fewer than `FEW_RECORDS` records a
-    share says nothing.
+    `records`: all of them, skipped ones included; `errors`: reason -> how many. A file of which nothing could be read
+    is one of them, however many it holds: `unread`, the share of the source's stored bytes in such files, is held to
+    `max_skipped`, too. Of fewer than `FEW_RECORDS` records a share says nothing.
     """
     skipped = sum(errors.values())
     none_left = skipped >= records
-    if not skipped or not (none_left or (skipped > max_skipped * records and records >= FEW_RECORDS)):
+    too_many = skipped > max_skipped * records or unread > max_skipped
+    if not skipped or not (none_left or (too_many and records >= FEW_RECORDS)):
         return
     reason = max(sorted(errors), key=lambda name: errors[name])
     example = next((f", as {sample['where']}: {sample['reason']}" for sample in samples if _is_of(sample, reason)), "")
     example = example.replace(f": {reason}: ", ": ", 1)  # it was named
     limit = "" if none_left else f", more than reading.max_skipped = {max_skipped:g} allows"
+    share = f", with {unread:.1%} of its bytes" if unread else ""
     hints = ["where the field has another name, say so in the source's `columns`"] * (reason in (NO_FIELD, NOT_TEXT))
     hints += ["reading.max_skipped=1 allows any number"] * (not none_left)
     raise UserError(
-        f"source {source!r}: {skipped:,} of {records:,} records cannot be read{limit}; {errors[reason]:,} times "
+        f"source {source!r}: {skipped:,} of {records:,} records cannot be read{share}{limit}; {errors[reason]:,} times "
         f"{reason}{example}",
         "; ".join(hints) or None,
     )

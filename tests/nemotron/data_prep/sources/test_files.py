@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.installation import install_line
 from nemotron.data_prep.sources.files import FORMATS, SourceFile, format_of
-from nemotron.data_prep.sources.locations import described, list_files, open_binary
+from nemotron.data_prep.sources.locations import described, lineage_sources, list_files, open_binary
+from nemotron.data_prep.sources.reader import read_piece, whole
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.sources.warc import require_extra
 
 from .written import json_lines, zstd
@@ -185,8 +187,12 @@ def test_a_file_that_changed_after_it_was_listed_is_not_opened(tmp_path: Path) -
     [file] = list_files([str(path)])
     assert open_binary(file).read() == path.read_bytes()
     path.write_bytes(b"{}\n")
-    with pytest.raises(OSError, match="changed after it was listed"):
+    with pytest.raises(RunFailed, match=r"a\.jsonl changed after it was listed"):
         open_binary(file)
+    with pytest.raises(RunFailed, match="changed after it was listed"):  # `skip` would lose all of it as one error
+        list(read_piece(whole(file), Reading("skip"), ReadReport()))
+    [source] = lineage_sources([file], "source mine")
+    assert source.sha256 is None and source.detail.endswith("changed after it was listed")
 
 
 def test_a_folder_that_may_not_be_looked_at_stops_or_is_counted(

@@ -356,6 +356,24 @@ def test_a_source_of_which_too_much_is_left_out_is_an_error(
     assert ("max_skipped" in str(caught.value.hint)) == (skipped < records)
 
 
+def test_a_source_whose_files_are_mostly_broken_is_an_error(tmp_path: Path) -> None:
+    """However few errors that is, beside the records of the files that can be read."""
+    for name in "abcde":
+        data = gzip.compress(FINE * 100)
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(data if name in "ab" else data[:20] + b"\xff" * (len(data) - 20))
+    report = ReadReport()
+    for file in list_files([str(tmp_path)]):
+        of_file = ReadReport()
+        list(read_piece(whole(file), Reading("skip"), of_file))
+        report.add(of_file)
+    assert (report.records, report.skipped) == (200, {"damaged file": 3})
+    unread = report.unread_bytes / sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert unread == 3 / 5
+    check_skipped("docs", 203, report.errors(), report.samples, 0.6, unread)
+    with pytest.raises(UserError, match=r"3 of 203 records cannot be read, with 60\.0% of its bytes, more than .*0\.5"):
+        check_skipped("docs", 203, report.errors(), report.samples, 0.5, unread)
+
+
 @pytest.mark.parametrize(
     ("read", "kept", "outcome"),
     [(100, 50, ""), (100, 49, "warning"), (100, 1, "warning"), (100, 0, "error"), (1, 0, "error"), (0, 0, "")],

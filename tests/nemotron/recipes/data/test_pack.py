@@ -211,6 +211,18 @@ def test_the_published_configs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert [source.paths for source in super3.sources] == [source.paths for source in nano3.sources]
 
 
+def test_broken_files_end_the_run_by_their_bytes_however_few_records_they_count_as(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    write_example(tmp_path / "mine" / "a.jsonl", 20, 1)
+    size = (tmp_path / "mine" / "a.jsonl").stat().st_size
+    (tmp_path / "mine" / "b.jsonl.gz").write_bytes(b"\x1f\x8b" + bytes(size))
+    result = pack(tmp_path, *own(tokenizer, "sources=[mine]", "reading.on_error=skip"))
+    assert result.returncode == 2, result.stderr
+    assert "source 'mine': 1 of 21 records cannot be read, with 50.0% of its bytes, more than" in result.stderr
+
+
 def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(tokenizer: Path, tmp_path: Path) -> None:
     write_example(tmp_path / "a.jsonl", 40, 1)
     (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text().replace('"messages"', '"turns"'))

@@ -165,6 +165,14 @@ def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(here: Path)
     published(here, run(here, "sources=[{paths: [other], columns: {text: body}}]"))
 
 
+def test_broken_files_end_the_run_by_their_bytes_however_few_records_they_count_as(here: Path) -> None:
+    write(here / "other" / "a.jsonl", texts(30))
+    (here / "other" / "b.jsonl.gz").write_bytes(b"\x1f\x8b" + bytes((here / "other" / "a.jsonl").stat().st_size))
+    result = run(here, "sources=[other]")
+    assert result.returncode == 2, result.stderr
+    assert "source 'other': 1 of 31 records cannot be read, with 50.0% of its bytes, more than" in result.stderr
+
+
 def test_keys_of_other_commands_are_translated(here: Path) -> None:
     for key, ours in (("locations", "paths"), ("text_field", "columns: {text: …}")):
         result = run(here, f"sources=[{{{key}: docs}}]")

@@ -108,7 +108,8 @@ def main() -> None:
             if name != "example":
                 check_scale(name, cfg.scale_all, records=records, beyond=beyond)
             read, limit = records - beyond, cfg.reading.max_skipped
-            check_skipped(name, read, spool.errors[name], spool.samples[name], limit)
+            unread = spool.unread_bytes[name] / sum(file.size for file in files[name])
+            check_skipped(name, read, spool.errors[name], spool.samples[name], limit, unread)
             spool.check_own(name, settings)
 
         # --- Which sequences in which row: lengths alone --------------------------------------------------------------

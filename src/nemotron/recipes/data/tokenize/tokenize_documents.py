@@ -137,13 +137,15 @@ def main() -> None:
         with run.phase("tokenize"):
             streams = tokenize_sources(plan, work_dir, job, engine)
         print(skipped_table(streams), file=sys.stderr)
+        sizes = {source.name: sum(file.size for file in source.files) for source in inputs}
         for name, source_streams in streams.items():
             read = source_streams.read
             skipped = read.errors()
             errors = {reason: count for reason, count in skipped.items() if reason not in NOT_UNREADABLE}
             records, beyond = read.records + sum(skipped.values()), read.skipped.get(BEYOND_SCALE, 0)
             check_scale(name, cfg.scale_all, records=records + beyond, beyond=beyond)
-            check_skipped(name, records, errors, read.samples, cfg.reading.max_skipped)
+            unread = read.unread_bytes / sizes[name]
+            check_skipped(name, records, errors, read.samples, cfg.reading.max_skipped, unread)
             unusable = {reason: count for reason, count in skipped.items() if reason != BEYOND_CAP}
             check_kept(name, read=records, kept=read.records, dropped=unusable)
 

@@ -37,7 +37,8 @@ SUFFIXES: Mapping[str, Format] = {
 """Suffix -> format. A `.json` file holds an array of records, or JSON Lines: its beginning says which. So it does of a
 `.jsonl` file on this machine that is not compressed."""
 SETTINGS_TOO: tuple[Format, ...] = ("json", "csv")
-"""In a folder, these are read only where nothing else is: beside other data they mostly hold settings and tables."""
+"""In a folder, plain ones of these are read only where nothing else is: beside other data they mostly hold settings and
+tables. Nobody compresses settings."""
 COMPRESSION_SUFFIXES: Mapping[str, Compression] = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 # Parquet and Arrow compress inside.
 COMPRESSIBLE: tuple[Format, ...] = ("jsonl", "json", "csv", "text", "warc")

@@ -84,9 +84,9 @@ def list_files(
     """The files behind paths, globs (`**` included), folders and addresses; sorted, each file once.
 
     A folder stands for all files in it, however deep; hidden files and folders (`.git`) are left out, links that lead
-    round in a circle end where they began, and JSON and CSV are read where nothing else in it is. What else a folder
-    or glob holds is counted by suffix in `passed_over`, or named in one line on stderr where that is None; so is a file
-    or folder below that may not be read, where `on_error` is `skip`.
+    round in a circle end where they began, and plain JSON and CSV are read where nothing else in it is. What else a
+    folder or glob holds is counted by suffix in `passed_over`, or named in one line on stderr where that is None; so is
+    a file or folder below that may not be read, where `on_error` is `skip`.
 
     UserError: a path that does not exist or, under `stop`, cannot be listed; a glob or folder without a file that is
     read; a named file of an unknown type.
@@ -127,7 +127,7 @@ def not_read(passed_over: Mapping[str, int], formats: Iterable[Format]) -> str:
         for kind in passed_over
         if (known := format_of(f"x{kind}")) and known[0] in SETTINGS_TOO and known[0] in formats
     )
-    remedy = f"; where {' and '.join(kinds)} are data, name them: FOLDER/*{kinds[0]}" if kinds else ""
+    remedy = f"; where {' and '.join(kinds)} are data, name them: FOLDER/**/*{kinds[0]}" if kinds else ""
     return f"not read: {described(passed_over)}{remedy}"
 
 
@@ -223,10 +223,12 @@ def _local(location: str, formats: Sequence[Format], counts: Counter[str], on_er
 
 
 def _without_settings(files: list[SourceFile], counts: Counter[str]) -> list[SourceFile]:
-    """Of a folder's files those that are data: `SETTINGS_TOO` only where nothing else is. The others are counted."""
-    settings = {file.uri for file in files if (known := format_of(file.name)) and known[0] in SETTINGS_TOO}
-    if len(settings) == len(files):
+    """Of a folder's files those that are data: plain `SETTINGS_TOO` only where nothing else is. The others are
+    counted."""
+    kinds = {file.uri: known for file in files if (known := format_of(file.name)) and known[0] in SETTINGS_TOO}
+    if len(kinds) == len(files):
         return files
+    settings = {uri for uri, (_, compression) in kinds.items() if compression == "none"}
     counts.update(_suffix(file.name) for file in files if file.uri in settings)
     return [file for file in files if file.uri not in settings]
 

@@ -70,18 +70,19 @@ def test_a_folder_is_all_that_is_in_it_and_says_what_it_passes_over(
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     passed_over: Counter[str] = Counter()
     files = list_files([str(tmp_path)], passed_over=passed_over)
-    assert names(files, tmp_path) == ["b.jsonl", "deep/c.parquet", "deep/d.txt.gz", "deep/er/a.md"]
+    read = ["b.jsonl", "deep/c.parquet", "deep/d.txt.gz", "deep/er/a.md", "deep/x.csv.gz"]  # settings are not packed
+    assert names(files, tmp_path) == read
     expected = {
-        ".csv": 2, ".json": 1, "no suffix": 1, "hidden file": 1, "hidden folder": 1, ".csv.gz": 1,
+        ".csv": 2, ".json": 1, "no suffix": 1, "hidden file": 1, "hidden folder": 1,
         "pipe, socket or device": 1, "link that leads nowhere": 1,
     }  # fmt: skip
     assert passed_over == expected
-    assert described(passed_over).startswith("2 x .csv, 1 x .csv.gz, ")
+    assert described(passed_over).startswith("2 x .csv, 1 x .json, ")
     assert capsys.readouterr().err == ""
     assert list_files([str(tmp_path)]) == files
-    remedy = "where .csv and .csv.gz and .json are data, name them: FOLDER/*.csv"
+    remedy = "where .csv and .json are data, name them: FOLDER/**/*.csv"
     assert capsys.readouterr().err == f"not read: {described(passed_over)}; {remedy}\n"
-    assert names(list_files([f"{tmp_path}/*.csv"]), tmp_path) == ["t.csv"]  # as the line says
+    assert names(list_files([f"{tmp_path}/**/*.csv"]), tmp_path) == ["deep/u.csv", "t.csv"]  # as the line says
     list_files([str(tmp_path)], formats=["jsonl"])
     assert "name them" not in capsys.readouterr().err  # which would not help
 
@@ -129,14 +130,14 @@ def test_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert passed_over == {"folder": 1}
 
 
-def test_json_and_csv_of_a_folder_are_read_where_nothing_else_is(tmp_path: Path) -> None:
+def test_plain_json_and_csv_of_a_folder_are_read_where_nothing_else_is(tmp_path: Path) -> None:
     for name in ("a.json", "b/c.csv", "d.tsv.gz"):
         write(tmp_path / name)
     assert names(list_files([str(tmp_path)]), tmp_path) == ["a.json", "b/c.csv", "d.tsv.gz"]
     write(tmp_path / "notes.txt")
     passed_over: Counter[str] = Counter()
-    assert names(list_files([str(tmp_path)], passed_over=passed_over), tmp_path) == ["notes.txt"]
-    assert passed_over == {".json": 1, ".csv": 1, ".tsv.gz": 1}
+    assert names(list_files([str(tmp_path)], passed_over=passed_over), tmp_path) == ["d.tsv.gz", "notes.txt"]
+    assert passed_over == {".json": 1, ".csv": 1}
 
 
 def test_the_bytes_say_the_compression(tmp_path: Path) -> None:

@@ -426,8 +426,6 @@ def as_conversation(record: Mapping[str, Any], source: ChatSource, piece: Piece)
     """
     if asked := source.reading.present:
         record = {name: value for name, value in record.items() if name in asked or name not in CONVERSATION}
-    if piece.file.format in ("parquet", "arrow"):
-        record = _without_nulls(record)
     if piece.file.format == "csv" and "loss_weight" in record:
         record = {**record, "loss_weight": _number_in(record["loss_weight"])}
     split: Split = record[source.split_column] if source.split_column else "train"
@@ -447,13 +445,6 @@ def _number_in(cell: str) -> float | str | None:
         return float(cell) if cell.strip() else None
     except ValueError:
         return cell
-
-
-def _without_nulls(value: Any) -> Any:
-    """A table gives every struct of a column all fields that any of them has: null is one that was not there."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _spans(

@@ -18,11 +18,12 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.rl.gym_records import agent_of, problem_of, prompt_key, question_key
 from nemotron.data_prep.rl.placeholders import UNRESOLVED, Reference, fill, is_placeholder, pointer_of
 from nemotron.data_prep.sources.files import Piece, SourceFile
-from nemotron.data_prep.sources.reader import pieces_of, read_piece, row_id, where
+from nemotron.data_prep.sources.reader import pieces_of, read_piece, reject, row_id, where
 from nemotron.data_prep.sources.reading import Reading, ReadReport, Row
 from nemotron.data_prep.work.shards import Shard, ShardOutput
 
 RECORDS, KEYS = "{}.jsonl", "{}.keys.jsonl"
+NO_JSON = "value that is no JSON"
 _COLUMNS = ("prompt", "reward_model")
 _PIECE_BYTES = 64 << 20  # of a collection, read at a time
 
@@ -88,7 +89,15 @@ def read_shard(shard: Shard[Piece], job: PromptsJob, output: ShardOutput) -> Rea
                 except UserError as error:
                     if job.reading.on_error == "stop":  # now, not when everything has been fetched
                         raise UserError(f"{where(piece, row.index)}: {error.message}", error.hint) from error
-            file.write(json.dumps([row.index, row.value], ensure_ascii=False) + "\n")
+            try:
+                line = json.dumps([row.index, row.value], ensure_ascii=False)
+            except TypeError as error:  # bytes, as of an image
+                if job.reading.on_error == "stop":
+                    hint = "on_error=skip leaves such records out"
+                    raise UserError(f"{where(piece, row.index)}: {NO_JSON}: {error}", hint) from None
+                reject(piece, row.index, report, NO_JSON, str(error))
+                continue
+            file.write(f"{line}\n")
     needed = {location: sorted(numbers) for location, numbers in sorted(rows.items())}
     return ReadCounts(report, needed)
 

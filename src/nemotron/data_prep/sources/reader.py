@@ -88,8 +88,9 @@ def pieces_of(file: SourceFile, target_bytes: int) -> list[Piece]:
 def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[Row]:
     """The records of a piece, one at a time; `report` counts them and what is skipped.
 
-    A row of a text file is {"text", "path"}, one of a crawl {"html" or "text", "url", "date", …}. An empty file and the
-    records of a crawl that are not pages are counted, but are not errors.
+    A row of a text file is {"text", "path"}, one of a crawl {"html" or "text", "url", "date", …}; objects within a row
+    of a table are without the fields that are null. An empty file and the records of a crawl that are not pages are
+    counted, but are not errors.
 
     Raises:
         BadRecordError: under `stop`, at the first record or file that cannot be read; names file, row, nearest field.
@@ -219,7 +220,16 @@ def _fitted(record: dict[str, Any], piece: Piece, reading: Reading) -> dict[str,
         field = name if own_names else reading.columns.get(name, name)
         problem = "is missing" if name not in value else "is null" if content is None else "is not text"
         return lacking(name, field, list(record), problem)
+    if piece.file.format in ("parquet", "arrow"):
+        return {name: _without_nulls(item) for name, item in value.items()}
     return value
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table gives every struct of a column all fields that any of them has: null is one that was not there."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _content(value: Mapping[str, Any]) -> str:

@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .written import every_format, json_lines, read, response, warc, zstd
+from nemo_runspec.errors import UserError
+
+from .written import arrow, every_format, json_lines, parquet, read, response, warc, zstd
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 MESSAGES = st.lists(st.fixed_dictionaries({"role": TEXT, "content": TEXT}), min_size=1, max_size=3)
@@ -87,6 +89,17 @@ def test_optional_columns_that_a_table_lacks_cost_no_row(tmp_path: Path) -> None
         found, report = read(path, columns={"url": "link"}, required=())
         assert [value for _, value in found] == [{}] * 10
         assert report.records == 10
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_objects_of_a_table_have_the_fields_that_they_were_written_with(tmp_path: Path, name: str) -> None:
+    calls: list[dict[str, Any]] = [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"y": [None, 2]}}]
+    rows = [{"text": "x", "calls": calls, "more": {"a": 1}, "n": 1}, {"text": "y", "calls": [], "more": {"b": "c"}}]
+    (tmp_path / name).write_bytes(parquet(rows) if name == "a.parquet" else arrow(rows))
+    found, _ = read(tmp_path / name)
+    assert [row for _, row in found] == [rows[0], {**rows[1], "n": None}]  # a column itself is there
+    with pytest.raises(UserError, match=r"field 'more\.a' is null"):
+        read(tmp_path / name, columns={"text": "text", "a": "more.a"}, present=("a",))
 
 
 def test_other_types_of_text_and_of_values(tmp_path: Path) -> None:

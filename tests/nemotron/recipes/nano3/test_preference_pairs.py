@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.sources.locations import list_files
+from nemotron.data_prep.sources.reader import read_piece, whole
+from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit.chat import UntrainableError
@@ -83,6 +89,20 @@ def test_pairs_that_cannot_be_learned_are_counted(tokenizer: Tokenizer, tmp_path
         "with a control token of the chat template in a text": 1,
         "longer than policy.max_total_sequence_length 150": 1,
     }
+
+
+def test_pairs_in_a_table_are_those_in_lines(tmp_path: Path) -> None:
+    """A column of Parquet has one type: it gives every call the arguments of all calls, null where they were not."""
+    add = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": "2", "b": "2"}}]}
+    tools = json.dumps([CALCULATOR, {"name": "add", "parameters": {"type": "object"}}])
+    records = [{"prompt": [USER], "chosen": [call], "rejected": [RIGHT], "tools": tools} for call in (CALL, add)]
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
+    in_lines = list_files([str(write(tmp_path / "a.jsonl", *records))])
+    lines, table = (
+        [as_pair(row.value) for row in read_piece(whole(file), Reading(required=(), rest=True), ReadReport())]
+        for [file] in (in_lines, list_files([str(tmp_path / "a.parquet")]))
+    )
+    assert lines == table and lines[0]["chosen"][0]["tool_calls"][0]["arguments"] == {"x": "2+2"}
 
 
 def test_a_line_of_the_file_ends_at_a_line_feed_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def _dissolve_layout_tables(tree: Any) -> None:
                 element.tag = "div"
 
 
-class _TooSlow(Exception):
-    pass
+class _TooSlow(BaseException):
+    """No Exception: trafilatura takes one of its slow fallbacks for a page on which they find nothing, and goes on."""
 
 
 @contextlib.contextmanager

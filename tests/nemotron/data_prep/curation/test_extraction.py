@@ -74,8 +74,11 @@ def test_nesting_without_end_is_no_end_of_the_run() -> None:
 
 def test_a_slow_page_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(_: str) -> str:
-        while True:
-            pass
+        try:
+            while True:
+                pass
+        except Exception:  # so does trafilatura around readability and jusText
+            return PROSE
 
     monkeypatch.setattr("nemotron.data_prep.curation.extraction._extract", slow)
     found = main_text(html(page(1)), ExtractionSettings(max_seconds=0.1))

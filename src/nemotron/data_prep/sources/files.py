@@ -106,7 +106,9 @@ def compression_of(begin: bytes) -> Compression:
     """Compression of a file by its first four bytes."""
     if begin.startswith(GZIP_MAGIC):
         return "gzip"
-    return "zstd" if begin == ZSTD_MAGIC else "none"
+    # A frame of user data (0x184D2A50 to 5F), as pzstd writes one to say how long the next is.
+    is_skippable = begin[1:] == b"\x2a\x4d\x18" and begin[0] >> 4 == 5
+    return "zstd" if begin == ZSTD_MAGIC or is_skippable else "none"
 
 
 def is_json_array(begin: bytes) -> bool:

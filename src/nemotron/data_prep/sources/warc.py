@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.installation import install_line
-from nemotron.data_prep.sources.files import GZIP_MAGIC, ZSTD_MAGIC, Piece, SourceFile
+from nemotron.data_prep.sources.files import MAGIC_BYTES, Piece, SourceFile, compression_of
 from nemotron.data_prep.sources.lines import decompressed
 from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.sources.reading import (
@@ -160,11 +160,11 @@ def read_records(source: SourceFile, max_body_bytes: int) -> Iterator[WarcRecord
     Raises what `open_binary` raises: the file is gone, or another than the one that was listed.
     """
     with open_binary(source) as file:
-        begin = file.read(4)
+        compression = compression_of(file.read(MAGIC_BYTES))
         file.seek(0)
-        if begin == ZSTD_MAGIC:
+        if compression == "zstd":
             yield from _stream_records(cast("io.BufferedReader[Any]", decompressed(file, "zstd")), max_body_bytes)
-        elif begin.startswith(GZIP_MAGIC):
+        elif compression == "gzip":
             yield from _member_records(file, source.size, max_body_bytes)
         else:
             yield from _plain_records(cast("io.BufferedReader[Any]", file), source.size, max_body_bytes)

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import gzip
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,12 @@ def test_several_members_and_frames_are_one_file(tmp_path: Path) -> None:
     # A line may go on in the next member.
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(parts[0][:5]) + gzip.compress(parts[0][5:] + parts[1]))
     (tmp_path / "b.jsonl.zst").write_bytes(zstd(parts[0][:5]) + zstd(parts[0][5:]) + zstd(parts[1] + parts[2]))
-    found, _ = read(tmp_path)
-    texts = [value["text"] for _, value in found]
-    assert texts == ["0", "1", "0", "1", "2"]
+    size = b"\x50\x2a\x4d\x18" + struct.pack("<II", 4, len(zstd(parts[0])))  # pzstd begins with the next frame's
+    (tmp_path / "c.jsonl.zst").write_bytes(size + zstd(parts[0]) + size + zstd(parts[1]))
+    (tmp_path / "d.warc").write_bytes(size + zstd(warc([response("http://e.org/", b"page")], gz=False, info=False)))
+    found, report = read(tmp_path, required=())
+    texts = [value.get("text", value.get("html")) for _, value in found]
+    assert texts == ["0", "1", "0", "1", "2", "0", "1", "page"] and not report.errors()
 
 
 def test_a_batch_without_rows_ends_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ _SECRET = re.compile(
 )
 _LOGIN = re.compile(r"://[^/?#\s'\"]*@")  # up to the last @: a password may hold one
 _PASSWORD = re.compile(r"://[^/?#\s'\"@:]*:[^/?#\s'\"]+@")
+_QUERY = re.compile(r"(https?://[^?#\s]*)\?[^\s'\"]*")
 
 
 def looks_secret(name: str) -> bool:
@@ -38,3 +39,8 @@ def has_password(text: str) -> bool:
 def without_login(text: str, mark: str = "***@") -> str:
     """A text with `mark` in the place of the user and password of each address in it."""
     return _LOGIN.sub(f"://{mark}", text)
+
+
+def redact(text: str) -> str:
+    """An address, or a text with addresses, without credentials and query strings (where signatures are)."""
+    return _QUERY.sub(r"\1", without_login(text, mark=""))

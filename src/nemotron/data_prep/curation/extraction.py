@@ -43,7 +43,7 @@ def plan_extraction(files: Sequence[SourceFile], settings: Mapping[str, Any]) ->
         if not name.isprintable() or "\\" in name:
             raise UserError(f"warc: {file.name!r}: no artifact can hold a file of this name", "rename it")
         if name in shards:
-            both = f"{shards[name].work.uri} and {file.uri}"
+            both = f"{shards[name].work.name} and {file.name}"
             raise UserError(f"warc: two files are called {name}: {both}", "documents are named after them: rename one")
         shards[name] = Shard(name, file)
     inputs = [InputFile(file.uri, file.size, file.version) for file in files]

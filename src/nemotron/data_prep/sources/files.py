@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, get_args
 
-from nemo_runspec.secrets import without_login
+from nemo_runspec.secrets import redact as redact
 
 Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "text", "warc"]
 Compression = Literal["none", "gzip", "zstd"]
@@ -90,11 +89,6 @@ def format_of(name: str) -> tuple[Format, Compression] | None:
 def can_be_cut(file: SourceFile) -> bool:
     """Whether a file of this format can be read in pieces."""
     return (file.format == "jsonl" and file.compression == "none") or file.format in ("parquet", "arrow")
-
-
-def redact(uri: str) -> str:
-    """An address, or a text with addresses, without credentials and query strings (where signatures are)."""
-    return re.sub(r"(https?://[^?#\s]*)\?[^\s'\"]*", r"\1", without_login(uri, mark=""))
 
 
 def first_line(error: BaseException) -> str:

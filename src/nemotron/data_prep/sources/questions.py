@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.sources.files import RECORD_FORMATS
+from nemotron.data_prep.sources.files import RECORD_FORMATS, redact
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, reject, where, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept
@@ -44,7 +44,7 @@ def read_questions(
         read = len(own) + sum(report.skipped.values())
         check_kept(source.name, read=read, kept=len(own), dropped=report.skipped)
         if not own:
-            raise UserError(f"questions {source.name!r}: no question in {', '.join(source.paths)}")
+            raise UserError(f"questions {source.name!r}: no question in {', '.join(map(redact, source.paths))}")
         questions += own
     return questions
 

@@ -137,7 +137,7 @@ def tokenize_shard(shard: Shard[SourceWork], job: TokenizeJob, output: ShardOutp
                 if used < len(batch):
                     capped = True
                     report.records -= len(batch) - used
-                    report.skip(BEYOND_CAP, batch[used].piece.file.uri, count=len(batch) - used)
+                    report.skip(BEYOND_CAP, batch[used].piece.file.name, count=len(batch) - used)
                     batch, splits, lengths = batch[:used], splits[:used], lengths[:used]
                     tokens = tokens[: int(lengths.sum())]
             for split in np.unique(splits):

@@ -31,6 +31,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.secrets import redact
 from nemo_runspec.write import write_in_one_step
 from nemotron.data_prep.work.engines import Engine
 
@@ -261,11 +262,11 @@ def _difference(before: Mapping[str, Json], now: Mapping[str, Json]) -> str:
         old, new = ({item["uri"]: item for item in plan["inputs"]} for plan in (before, now))
         for uri in [*new, *old]:
             if uri not in old:
-                return f"{uri} was not there when this run began"
+                return f"{redact(uri)} was not there when this run began"
             if uri not in new:
-                return f"{uri} was there when this run began, and is gone"
+                return f"{redact(uri)} was there when this run began, and is gone"
             if old[uri] != new[uri]:
-                return f"{uri} has changed since this run began"
+                return f"{redact(uri)} has changed since this run began"
         for key in now["settings"]:
             if before["settings"].get(key) != now["settings"][key]:
                 return f"made with another value of {key}"

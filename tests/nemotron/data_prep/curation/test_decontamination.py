@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import (
     drop_shard,
     hit_shard,
@@ -19,8 +20,10 @@ from nemotron.data_prep.curation.decontamination import (
     words,
 )
 from nemotron.data_prep.curation.step import collect, plan_step, write_documents
+from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.work.engines import SerialEngine
+from nemotron.recipes.data.curation.nemotron_cc import decontaminate
 from nemotron.recipes.data.curation.nemotron_cc.decontaminate import _texts_of
 
 SECRET = " ".join(f"word{i}" for i in range(20))
@@ -77,11 +80,15 @@ def test_agrees_with_a_search_for_word_runs(protected: str, text: str) -> None:
     assert overlaps([protected], text, n=n) == expected
 
 
-def test_a_question_is_protected_without_its_answer(tmp_path: Path) -> None:
+def test_a_question_is_protected_without_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     question, answer = "which of these animals lays eggs in spring", "the small brown garden spider does it"
     file = tmp_path / "quiz.jsonl"
     file.write_text(json.dumps({"question": question, "answer": answer, "id": "q1"}))
     texts = [*_texts_of(list_files([str(file)])[0], ["question", "answer"])]
     assert texts == [question, answer, f"{question} {answer}"]
+    signed = SourceFile("https://h.example/quiz.jsonl?signature=s3cr3t", 1, "", "jsonl")
+    monkeypatch.setattr(decontaminate, "read_piece", lambda *_: [])
+    with pytest.raises(UserError, match=r"https://h\.example/quiz\.jsonl: none of the columns question"):
+        list(_texts_of(signed, ["question"]))
     for leak in (f"Question: {question}? Answer: {answer}", f"A quiz: {question}?", f"{question} {answer}"):
         assert overlaps(texts, leak), leak

@@ -13,9 +13,11 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.documents import split_of
+from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.planning import SourceInput, make_plan
-from nemotron.data_prep.sources.reading import Reading
+from nemotron.data_prep.sources.planning import SourceInput, SourceWork, make_plan
+from nemotron.data_prep.sources.reader import whole
+from nemotron.data_prep.sources.reading import Reading, Row
 from nemotron.data_prep.tokens import encoding, tokenization
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtype
 from nemotron.data_prep.tokens.tokenization import (
@@ -25,11 +27,12 @@ from nemotron.data_prep.tokens.tokenization import (
     TokenizeJob,
     link_streams,
     skipped_table,
+    tokenize_shard,
     tokenize_sources,
 )
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.data_prep.work.engines import Engine, PoolEngine, SerialEngine
-from nemotron.data_prep.work.shards import Receipt, freeze, read_receipt
+from nemotron.data_prep.work.shards import Receipt, Shard, ShardOutput, freeze, read_receipt
 
 WORDS = [
     "alpha",
@@ -191,6 +194,15 @@ def test_caps_hold_and_come_from_all_shards(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(tokenization, "_BATCH_DOCUMENTS", 7)  # each batch ends with a document of the next
     streams, _ = run(tmp_path / "batches", source, caps=(None, 1000), num_shards=1, rules=rules)
     assert streams["a"].read.records == streams["a"].files["documents"] + streams["a"].files["valid_documents"]
+
+
+def test_a_sample_does_not_show_a_signed_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenization, "read_piece", lambda *_: [Row(i, {"text": "alpha beta"}) for i in range(9)])
+    file = SourceFile("https://h.example/x.jsonl?signature=s3cr3t", 1, "", "jsonl")
+    job = TokenizeJob(SMALL.to_str(), None, None, "uint16", 0, {"a": SourceRules(Reading())})
+    shard = Shard("a-00000", SourceWork("a", [whole(file)], None, 5))
+    [sample] = tokenize_shard(shard, job, ShardOutput(tmp_path, tmp_path)).read.samples
+    assert sample == {"where": "https://h.example/x.jsonl", "reason": tokenization.BEYOND_CAP}
 
 
 def test_a_long_text_is_encoded_in_windows_to_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,10 @@ def test_a_missing_input_is_not_called_a_write_error(tmp_path: Path) -> None:
             "/data/2 has changed since this run began",
         ),
         (Plan(plan_of(3).settings, plan_of(3).inputs, []), "another division"),
+        (
+            Plan({}, [InputFile("https://h.example/x?signature=s3cr3t", 1, "1")], []),
+            r"https://h\.example/x was not there when this run began",
+        ),
     ],
 )
 def test_a_frozen_plan_refuses_another(tmp_path: Path, other: Plan[Number], message: str) -> None:

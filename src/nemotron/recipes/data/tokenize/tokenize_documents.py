@@ -46,7 +46,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemo_runspec.user_files import expanded
 from nemo_runspec.words import counted
-from nemotron.data_prep.sources.files import FORMATS
+from nemotron.data_prep.sources.files import FORMATS, redact
 from nemotron.data_prep.sources.locations import check_not_empty, list_files, not_read
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, check_kept, check_scale, check_skipped
@@ -207,7 +207,7 @@ def main() -> None:
             },
             sources=[
                 Source(
-                    name=", ".join(source.paths),
+                    name=", ".join(map(redact, source.paths)),
                     detail=f"source {source.name}: {len(source_input.files)} files, "
                     f"{sum(file.size for file in source_input.files)} bytes",
                 )

@@ -56,7 +56,7 @@ from nemo_runspec.words import counted
 from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.rl.gym_records import agent_of, problem_of, server_of
 from nemotron.data_prep.sources.documents import stable_hash
-from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
+from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile, redact
 from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import read_questions
 from nemotron.data_prep.sources.reader import read_piece, where, whole
@@ -248,7 +248,7 @@ def _own_tasks(
                 progress.add(rows=1)
                 yield task
         if not reports[source.name].records and not reports[source.name].skipped:
-            raise UserError(f"source {source.name!r} is empty: no task in {', '.join(source.paths)}")
+            raise UserError(f"source {source.name!r} is empty: no task in {', '.join(map(redact, source.paths))}")
 
 
 def _environment_tasks(

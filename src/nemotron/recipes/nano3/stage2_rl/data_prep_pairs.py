@@ -44,7 +44,7 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.words import counted
 from nemotron.data_prep.chat.conversations import Conversation, ConversationTable, ProtectedPrompts
 from nemotron.data_prep.sources.documents import split_of, stable_hash
-from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
+from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile, redact
 from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reader import read_piece, where, whole
@@ -173,7 +173,7 @@ def _check_source(cfg: PairsConfig, source: SourceConfig, table: ConversationTab
         table.count(name, f"{NOT_READ}{reason}", count)
     records = report.records + sum(report.skipped.values())
     if not records:
-        raise UserError(f"source {name!r} is empty: no pair in {', '.join(source.paths)}")
+        raise UserError(f"source {name!r} is empty: no pair in {', '.join(map(redact, source.paths))}")
     check_scale(name, cfg.scale_all, records=records, beyond=report.skipped.get(BEYOND_SCALE, 0))
     unread = {f"{NOT_READ}{reason}": count for reason, count in report.errors().items()}
     outcomes = table.counts.get(name, {})

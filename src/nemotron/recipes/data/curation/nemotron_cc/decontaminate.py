@@ -79,7 +79,7 @@ def main() -> None:
             table = collect(plan, step.work_dir, drop_shard, leaks, step.engine)
 
         # --- Publish ------------------------------------------------------------------------------------------------
-        raw = [Source(name=file.uri, detail=f"evaluation set, version {file.version}") for file in evaluation_files]
+        raw = [Source(name=file.name, detail=f"evaluation set, version {file.version}") for file in evaluation_files]
         step.publish(table, {"protected_ngrams": grams}, sources=raw)
         shutil.rmtree(hit_dir, ignore_errors=True)
 
@@ -94,7 +94,7 @@ def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
             empty = False
             yield from dict.fromkeys([*values, " ".join(values)])
     if empty:
-        raise UserError(f"{file.uri}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
+        raise UserError(f"{file.name}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
 
 
 if __name__ == "__main__":

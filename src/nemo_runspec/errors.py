@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT, RESTARTS
 from nemo_runspec.variables import EXIT_CODE_FILE as EXIT_CODE_FILE
@@ -55,6 +55,10 @@ class RunspecError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: without `__init__`, whose arguments are other ones in some kinds of errors."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from nemo_runspec.errors import (
     Interrupted,
     Preempted,
     RunFailed,
+    RunspecError,
     UserError,
     did_you_mean,
     nearest,
@@ -56,6 +58,14 @@ def test_exit_codes_and_messages(
     assert captured.err.startswith(text)
     assert captured.err.count("\n") <= 2
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("m", "h"), ArtifactError("m", "h", "n", corrupt=True), Preempted("c"), RunFailed("m").at("x")]
+)
+def test_an_error_comes_from_another_process_as_it_was(error: RunspecError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 PIPES = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -434,6 +435,8 @@ def test_what_cannot_be_trained_on(messages: list[Any], tools: list[Any] | None,
     with pytest.raises(UntrainableError, match=complaint.replace("?", "[?]")) as raised:
         check_conversation(messages, tools)
     assert raised.value.reason == reason
+    again = pickle.loads(pickle.dumps(raised.value))  # as a worker sends it
+    assert (again.reason, str(again)) == (reason, str(raised.value))
 
 
 def test_calls_that_are_declared_and_answered_pass() -> None:

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from nemo_runspec.config.script import load_script_config
 from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation.ingestion import DocumentSource
+from nemotron.data_prep.long_documents import LONG
+from nemotron.stack.evaluation.retrieval import SOURCE as RETRIEVAL
 
 NANO3 = Path(__file__).resolve().parents[4] / "src" / "nemotron" / "recipes" / "nano3"
 STAGES = {"stage0_pretrain": "Pretrain", "stage1_sft": "SFT", "stage2_rl": "RL"}
@@ -110,6 +112,14 @@ def test_weights_leave_a_share_to_the_other_sources(weights: dict[str, float], e
     schema = importlib.import_module("nemotron.recipes.nano3.stage0_pretrain.data_schema").PretrainDataConfig
     with contextlib.nullcontext() if fits else pytest.raises(ValidationError, match=r"sources\.0\.weight.* must be"):
         schema.model_validate(config)
+
+
+@pytest.mark.parametrize("name", [LONG, RETRIEVAL])
+def test_a_source_does_not_take_the_name_of_one_of_the_long_context_phase(name: str) -> None:
+    script, own = str(NANO3 / "stage0_pretrain" / "data_prep.py"), f"sources=[{{name: {name}, paths: [own.jsonl]}}]"
+    assert load_script_config(script, ["--config", "tiny", own]).sources[0].name == name  # which has no such phase
+    with pytest.raises(UserError, match=f"two sources of one name among long, .*{name}"):
+        load_script_config(script, ["--config", "tiny-long_context", own])
 
 
 def test_own_sources_are_read_before_the_standard_library(monkeypatch: pytest.MonkeyPatch) -> None:

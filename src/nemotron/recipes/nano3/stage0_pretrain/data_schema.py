@@ -158,7 +158,10 @@ class PretrainDataConfig(DataPrepConfig):
 
     @model_validator(mode="after")
     def _names_and_phases_fit(self) -> Self:
-        check_names([source.name for source in self.sources] + ["stdlib_code", "stdlib_docs", "tasks"])
+        ours = ["stdlib_code", "stdlib_docs", "tasks"]
+        if self.long_context is not None:  # further sources of its blend
+            ours += ["long", "retrieval"]
+        check_names([source.name for source in self.sources] + ours)
         check_phase_ends(self.blend, "blend")
         if not (self.stdlib.enabled or self.tasks.num_tasks or self.sources):
             raise ValueError("no source of documents: stdlib.enabled is false, tasks.num_tasks is 0, sources is empty")

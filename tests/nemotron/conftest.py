@@ -1,8 +1,10 @@
-"""A model small enough for any test, and a chat template that knows of no reasoning."""
+"""A model small enough for any test, a chat template that knows of no reasoning, a system of few open files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +29,17 @@ _SMALL: dict[str, Any] = {
     "moe_shared_expert_intermediate_size": 18,
     "intermediate_size": 32,
 }
+
+
+@pytest.fixture
+def few_open_files() -> Iterator[None]:
+    """The soft limit of open files is 24 above what is open; the hard limit stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = Path("/proc/self/fd")
+    in_use = len(list(open_files.iterdir())) if open_files.is_dir() else 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture(scope="session")

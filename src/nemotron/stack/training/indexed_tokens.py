@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nemo_runspec.errors import UserError
+from nemotron.kit.open_files import allow_open_files
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -71,6 +72,7 @@ class JoinedTokens:
     def __init__(self, prefixes: Sequence[Path]) -> None:
         if not prefixes:
             raise UserError("no token files to read")
+        allow_open_files()  # each of them stays mapped
         self._files = [IndexedTokens(prefix) for prefix in prefixes]
         self._firsts = np.cumsum([0, *(len(file) for file in self._files)])
         self.lengths: NDArray[np.int32] = np.concatenate([file.lengths for file in self._files])

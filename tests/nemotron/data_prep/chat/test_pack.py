@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import re
-import resource
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,7 +43,6 @@ from nemotron.kit.chat_templates import TEMPLATES
 from nemotron.stack.training.loaders import PackedLoader
 from nemotron.stack.training.losses import selected_loss_sum
 
-OPEN_FILES = Path("/proc/self/fd")
 FIELDS = {field: field for field in ("messages", "tools", "used_in")}
 READING = Reading(columns=FIELDS, required=(), present=("messages",))
 ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
@@ -363,16 +361,11 @@ def test_structs_of_a_table_are_the_objects_that_they_were_made_of(tokenizer: To
     assert sorted(parquet) == sorted(text)
 
 
+@pytest.mark.usefixtures("few_open_files")
 def test_many_shards_with_few_files_open(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", records(150, seed=9))
     expected = sequences_in(run(tmp_path / "a", [path], settings_of(tokenizer))[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    in_use = len(list(OPEN_FILES.iterdir())) if OPEN_FILES.is_dir() else 64
-    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 24, hard))
-    try:
-        folder, _, _ = run(tmp_path / "b", [path], settings_of(tokenizer), shard_bytes=2_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    folder, _, _ = run(tmp_path / "b", [path], settings_of(tokenizer), shard_bytes=2_000)
     assert len(list((tmp_path / "b" / "spool").glob("*.ids"))) > 40
     assert sorted(sequences_in(folder)) == sorted(expected)
 

@@ -22,11 +22,13 @@ import pytest
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, run_main
+from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDatasetWriter
 from nemotron.data_prep.tokens.tokenizer import MIN_VOCAB_SIZE, SPECIAL_TOKENS, chat_texts, train_tokenizer
 from nemotron.kit.commands import command_hint
 from nemotron.kit.schemas.difficulty import Family
-from nemotron.recipes.nano3.stage0_pretrain.data_prep import _conversations
+from nemotron.recipes.nano3.stage0_pretrain.data_prep import TOKENIZED_BYTES, _conversations
 from nemotron.recipes.nano3.stage1_sft import data_prep as sft_data_prep
 from nemotron.recipes.nano3.stage1_sft.data_schema import RunConfig, SFTDataConfig, TasksConfig, TextConfig
 from nemotron.stack.environments import FAMILIES, generate_tasks, make_difficulty, split_of, verify
@@ -84,6 +86,13 @@ def test_pretrain_data_from_own_files(tmp_path: Path) -> None:
     assert (second.version, second.digest) == (2, first.digest)
     other = published(tmp_path, prepare(PRETRAIN, tmp_path, *QUICK, source, "seed=5"))
     assert other.digest != first.digest
+
+
+@pytest.mark.parametrize(("stored_bytes", "streams"), [(16 << 20, 16), (50 << 30, 800)])
+def test_a_corpus_of_any_size_is_at_most_some_hundreds_of_streams(stored_bytes: int, streams: int) -> None:
+    files = [SourceFile(f"{i:05d}.jsonl.zst", stored_bytes // 3200, "1", "jsonl", "zstd") for i in range(3200)]
+    plan = make_plan({}, [SourceInput("own", files)], shard_bytes=TOKENIZED_BYTES)
+    assert len(plan.shards) == streams
 
 
 def test_the_tokenizer_learns_the_words_of_chat_and_tools() -> None:
@@ -450,6 +459,7 @@ def test_bad_input_is_one_message_and_nothing_is_published(
     assert not list((tmp_path / "output" / "artifacts").glob("*/*"))
 
 
+@pytest.mark.usefixtures("few_open_files")
 def test_generated_conversations_of_several_turns_with_a_system_message_and_text(tmp_path: Path) -> None:
     script = importlib.import_module("nemotron.recipes.nano3.stage1_sft.data_prep")
     families: tuple[Family, ...] = ("math", "multiple_choice", "workplace_assistant")
@@ -461,7 +471,7 @@ def test_generated_conversations_of_several_turns_with_a_system_message_and_text
     with IndexedDatasetWriter(blend / "own", np.uint16) as writer:
         for document in documents:
             writer.add_documents(np.array(ids := tokenizer.encode(document).ids), [len(ids)])
-    (blend / "blend.json").write_text(json.dumps({"sources": {"own": {"train": ["own"], "valid": []}}}))
+    (blend / "blend.json").write_text(json.dumps({"sources": {"own": {"train": ["own"] * 60, "valid": []}}}))
     cfg = SFTDataConfig(
         run=RunConfig(script="data_prep.py", output="sft-data"),
         tokenizer=str(blend / "tokenizer"),

@@ -56,6 +56,13 @@ def test_indexed_tokens_read_back(tmp_path: Path, dtype: str, code: int) -> None
     assert tokens.tokens(3, 90, 500).tolist() == list(range(90, 100))
 
 
+@pytest.mark.usefixtures("few_open_files")
+def test_a_source_of_more_files_than_the_soft_limit_lets_a_process_open(tmp_path: Path) -> None:
+    token_files.write_indexed(tmp_path / "x", [[5, 6, 7], [8]])
+    tokens = JoinedTokens([tmp_path / "x"] * 60)
+    assert [tokens.tokens(i).tolist() for i in (0, 119)] == [[5, 6, 7], [8]]
+
+
 def test_damaged_token_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no token files"):
         JoinedTokens([])

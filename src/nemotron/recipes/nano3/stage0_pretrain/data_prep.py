@@ -104,6 +104,8 @@ if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage0_pretrain.data_schema import PretrainDataConfig
 
 STDLIB_CODE, STDLIB_DOCS, TASKS = "stdlib_code", "stdlib_docs", "tasks"
+TOKENIZED_BYTES = 64 << 20
+"""Compressed, of what a stream of tokens is made of at most: training maps all streams of a split."""
 
 
 def main() -> None:
@@ -245,7 +247,7 @@ def main() -> None:
                 for name in names
             ]
             versions = {"tokenizer": tokenizer_files.digest, "tokenizers": tokenizers.__version__, "dtype": dtype}
-            token_plan = make_plan(versions, inputs, shard_bytes=1 << 20)
+            token_plan = make_plan(versions, inputs, shard_bytes=TOKENIZED_BYTES)
             freeze(token_plan, work / "tokens")
             # Escapes and fields make a record longer than its text, of which the limit was that of the sources.
             reading = Reading(columns={"split": "split"}, max_record_bytes=2**30)

@@ -68,6 +68,7 @@ from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.chat_template import keep_template, load_template
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.open_files import allow_open_files
 from nemotron.recipes.nano3.stage1_sft.data_schema import MULTI_TURN, PASSAGES, SFTDataConfig, TasksConfig
 from nemotron.stack.environments import (
     FAMILIES,
@@ -276,6 +277,7 @@ def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, Any]]:
     for source in cfg.text.weights:
         if source not in listed:
             raise UserError(f"text.weights: {cfg.text.path} has no source {source!r}", did_you_mean(source, listed))
+    allow_open_files()  # each of them stays mapped
     streams = {
         source: [IndexedDataset(cfg.text.path / prefix) for prefix in listed[source]["train"]]
         for source in cfg.text.weights

@@ -7,7 +7,8 @@ written by the driver. Both are normalised, and get the fields that later steps 
     kind     which quality heuristics apply
     split    train or valid; what is held out stays where it is in doubt, and protects itself (see `decontamination`)
 
-A source is a plan of its own, in a folder of its own, and its shards are called `SOURCE-00000`.
+A source is a plan of its own, in a folder of its own, and its shards are called `SOURCE-00000`. A task that reads much
+text, as of one large compressed file, writes several: `SOURCE-00000_00001` and so on. The next step has a task each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ MORE = "the first only (max_documents)"
 """Remark at every document of a source that holds more than were asked for."""
 SKIP_HINT = "on_error: skip leaves such out and counts them"
 _SHARD_BYTES = 16 << 20
+_TEXT_BYTES = 64 << 20
+"""Of text: a document shard with as much is full."""
 _SHARD_DOCUMENTS = 512
 
 
@@ -86,11 +89,18 @@ def _ingest_shard(shard: Shard[SourceWork], job: tuple[DocumentSource, int], out
     source, seed = job
     table, report = StepTable(), ReadReport()
     documents = _documents(shard.work, source, seed, report)
-    with DocumentWriter(output.path(output_name(shard))) as writer:
-        for document in islice(documents, shard.work.max_documents):
-            table.read.add(document)
-            table.keep(document)
-            writer.write(document)
+    wanted = islice(documents, shard.work.max_documents)
+    for number in count():
+        part = replace(shard, name=f"{shard.name}_{number:05d}") if number else shard
+        with DocumentWriter(output.path(output_name(part))) as writer:
+            for document in wanted:
+                table.read.add(document)
+                table.keep(document)
+                writer.write(document)
+                if writer.tally.bytes >= _TEXT_BYTES:
+                    break
+            else:
+                break
     if shard.work.max_documents is not None:
         try:
             more = next(documents, None) is not None
@@ -98,8 +108,8 @@ def _ingest_shard(shard: Shard[SourceWork], job: tuple[DocumentSource, int], out
             more = True
         if more:
             table.noted[MORE] = table.kept
-    for reason, count in report.skipped.items():
-        table.count_unread(NOT_READ + reason, count, report.samples_of(reason))
+    for reason, records in report.skipped.items():
+        table.count_unread(NOT_READ + reason, records, report.samples_of(reason))
     return table
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation import decontamination
+from nemotron.data_prep.curation import decontamination, ingestion
 from nemotron.data_prep.curation.deduplication import exact, minhash
 from nemotron.data_prep.curation.ingestion import MORE, SKIP_HINT, DocumentSource, ingest_documents, ingest_files
 from nemotron.data_prep.curation.step import (
@@ -110,6 +110,24 @@ def test_a_cap_takes_the_first_documents_and_says_if_there_are_more(tmp_path: Pa
     documents, table = ingest(tmp_path / "work", tmp_path / "in", max_documents=cap)
     assert documents == whole[:cap]
     assert (MORE in table.noted) == (cap < 60)
+
+
+def test_much_text_of_one_compressed_file_is_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = two_files(tmp_path / "in")
+    whole, table = ingest(tmp_path / "whole", folder)
+    monkeypatch.setattr(ingestion, "_TEXT_BYTES", 2000)
+    work = tmp_path / "work"
+    assert ingest(work, folder) == (whole, table)  # in their order
+    shards = list_documents(work)
+    assert [path.name for path in shards[:2]] == ["mine-00000.jsonl.zst", "mine-00000_00001.jsonl.zst"]
+    for path in shards[:-1]:
+        sizes = [len(document["text"].encode()) for document in read_documents(path)]
+        assert sum(sizes[:-1]) < 2000 <= sum(sizes)
+    before = {path: path.read_bytes() for path in shards}
+    shards[3].unlink()  # as after a kill: what is not whole is made again
+    assert ingest(work, folder) == (whole, table)
+    assert {path: path.read_bytes() for path in list_documents(work)} == before
+    assert ingest(tmp_path / "capped", folder, max_documents=37)[0] == whole[:37]
 
 
 def test_a_bad_record_behind_the_cap_stops_nobody(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from nemotron.kit.tokenizer import read_tokenizer
 
 LONG_CHARS = 2**19  # a text beyond this is encoded in windows
-# Window and overlap in characters, and what is tried where the first two windows do not agree.
-WINDOWS = ((2**18, 2**14), (2**20, 2**18))
+# Window and overlap in characters, and what is tried where the first two windows do not agree. The last one holds most
+# texts whole, in some 500 MB; in a longer one no word may be longer than half its overlap.
+WINDOWS = ((2**18, 2**14), (2**20, 2**18), (2**22, 2**20))
 # Words whose merges the BPE model remembers. Its own limit, 10,000, is full after a few megabytes, and what is full
 # takes in nothing more. Some 100 bytes a word.
 _CACHED_WORDS = 250_000

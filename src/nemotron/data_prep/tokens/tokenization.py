@@ -31,7 +31,7 @@ from nemotron.kit.tables import aligned
 _TRAIN = 0
 # Reasons of a skip, beside the reader's own.
 EMPTY_TEXT = "empty text"
-NO_WORDS = "a word of more than some 100,000 characters"
+NO_WORDS = "a word of more than some 500,000 characters"
 BEYOND_CAP = "beyond max_tokens"
 NO_MAIN_TEXT = "page without a main text"
 NOT_UNREADABLE = (EMPTY_TEXT, BEYOND_CAP, NO_MAIN_TEXT)
@@ -163,13 +163,14 @@ def tokenize_shard(shard: Shard[SourceWork], job: TokenizeJob, output: ShardOutp
 
 
 class _Document(NamedTuple):
-    """A text on its way; `piece` and `row` say where it is from."""
+    """A text on its way; `piece` and `row` say where it is from, and `id` what its record calls it, if it says so."""
 
     text: str
     num_bytes: int
     split: int
     piece: Piece
     row: int
+    id: Any
 
 
 def _documents(
@@ -196,7 +197,7 @@ def _documents(
                 split = split_of(text, rules.valid, seed, rules.test)
             else:
                 split = row.value[rules.split_column]
-            yield _Document(text, len(text.encode()), SPLITS.index(split), piece, row.index)
+            yield _Document(text, len(text.encode()), SPLITS.index(split), piece, row.index, row.value.get("id"))
             num_documents += 1
             if num_documents == max_documents:
                 return
@@ -210,11 +211,12 @@ def _encode(
         return encoder.encode([document.text for document in batch])
     encoded = encoder.encode_long(batch[0].text)
     if encoded is None:
-        piece, row = batch[0].piece, batch[0].row
-        what = f"in a text of {len(batch[0].text):,} characters, which can only be encoded in parts"
+        text, _, _, piece, row, name = batch[0]
+        named = "" if name is None else f" ({name})"
+        what = f"in a text of {len(text):,} characters{named}, which can only be encoded in parts"
         if rules.reading.on_error == "stop":
             raise UserError(
-                f"{where(piece, row)}: {NO_WORDS} {what}", "on_error=skip leaves such records out and counts them"
+                f"{where(piece, row)}: {NO_WORDS} {what}", "on_error: skip leaves such records out and counts them"
             )
         reject(piece, row, report, NO_WORDS, what)
     return encoded

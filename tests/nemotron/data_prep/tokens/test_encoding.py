@@ -113,6 +113,14 @@ def test_a_word_without_end_is_given_up_and_a_wider_window_is_tried_first() -> N
     assert wider[0].tolist() == encoder.encode([text])[0].tolist()
 
 
+def test_a_text_that_the_last_window_holds_is_encoded_whatever_words_it_has() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "x" * 300_000: 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    text = ("w" * 999 + " ") * 800 + "x" * 300_000 + (" " + "w" * 999) * 100  # over where the second windows meet
+    encoded = Encoder(plain_tokenizer(tokenizer.to_str())).encode_long(text)
+    assert encoded is not None and encoded[0].tolist() == [0] * 800 + [1] + [0] * 100
+
+
 def test_a_batch_is_what_single_texts_are_with_what_stands_around_them() -> None:
     tokenizer = plain_tokenizer(BYTE_LEVEL)
     texts = ["", "the fox", "</s> spelled out", "🙂" * 5]

@@ -212,8 +212,12 @@ def test_a_long_text_is_encoded_in_windows_to_the_same_tokens(tmp_path: Path, mo
     monkeypatch.setattr(tokenization, "LONG_CHARS", 5000)
     monkeypatch.setattr(tokenization, "_BATCH_CHARS", 2500)
     monkeypatch.setattr(encoding.Encoder.encode_long, "__defaults__", (((2048, 512),),))
-    with pytest.raises(UserError, match=r"in\.jsonl:3: a word of more than .* in a text of 9,000 characters"):
+    with pytest.raises(UserError, match=r"in\.jsonl:3: a word of more than .* in a text of 9,000 characters,"):
         run(tmp_path / "stop", {"a": file})
+    record = {"text": "x" * 9000, "id": "web:b.jsonl:7"}
+    (tmp_path / "named.jsonl").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"named\.jsonl:1: .* of 9,000 characters \(web:b\.jsonl:7\), which"):
+        run(tmp_path / "named", {"a": tmp_path / "named.jsonl"})
     skipping = SourceRules(Reading("skip"))
     parts, _ = run(tmp_path / "parts", {"a": file}, rules=skipping)
     documents = documents_of(tmp_path / "whole", whole["a"].files["train"])

@@ -43,6 +43,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,13 @@ from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
 from nemotron.data_prep.tokens.blend import BLEND_FILE, Blend, Phase, write_blend_file
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, token_dtype
-from nemotron.data_prep.tokens.tokenization import SourceRules, TokenizeJob, link_streams, tokenize_sources
+from nemotron.data_prep.tokens.tokenization import (
+    SourceRules,
+    TokenizeJob,
+    link_streams,
+    skipped_table,
+    tokenize_sources,
+)
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import discard, freeze
@@ -250,12 +257,14 @@ def main() -> None:
             token_plan = make_plan(versions, inputs, shard_bytes=TOKENIZED_BYTES)
             freeze(token_plan, work / "tokens")
             # Escapes and fields make a record longer than its text, of which the limit was that of the sources.
-            reading = Reading(columns={"split": "split"}, max_record_bytes=2**30)
-            rules = SourceRules(reading, split_column="split")
-            job = TokenizeJob(
-                tokenizer_files.json_text(), None, bpe.EOS_ID, dtype, cfg.seed, dict.fromkeys(names, rules)
-            )
+            reading = Reading(columns={"split": "split", "id": "id"}, max_record_bytes=2**30)
+            rules = dict.fromkeys(names, SourceRules(reading, split_column="split"))
+            for own in cfg.sources:
+                rules[own.name] = SourceRules(replace(reading, on_error=own.on_error), split_column="split")
+            job = TokenizeJob(tokenizer_files.json_text(), None, bpe.EOS_ID, dtype, cfg.seed, rules)
             streams = tokenize_sources(token_plan, work / "tokens", job, engine)
+        if any(of_source.read.skipped for of_source in streams.values()):
+            print(skipped_table(streams), file=sys.stderr)
 
         # --- Publish --------------------------------------------------------------------------------------------------
         shutil.rmtree(run.output_dir, ignore_errors=True)  # whatever a killed run left there

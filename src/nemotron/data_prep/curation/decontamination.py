@@ -6,12 +6,14 @@ and says nothing about leakage. Protected texts shorter than 13 words are protec
 
 How many documents hold an n-gram is only known once all of them were read. So the step takes two passes: `hit_shard`
 writes down the hits of every document (`hits/SHARD.json`, place in the shard -> hashes), `leaks_of` tells leaks from
-boilerplate over all shards, and `drop_shard` writes the documents that hold no leak.
+boilerplate over all shards, and `drop_shard` writes the documents that hold no leak. The protected n-grams of a large
+corpus are gigabytes: the tasks map the files that `save_grams` writes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -22,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from nemotron.data_prep.curation.deduplication.columns import load_array
 from nemotron.data_prep.curation.deduplication.text_hashes import NO_SPACES, window_polynomials
 from nemotron.data_prep.curation.step import DocumentShard, DocumentWriter, StepTable, output_name, read_documents
 from nemotron.data_prep.work.shards import Plan, ShardOutput
@@ -80,6 +83,18 @@ def hits(text: str, protected: Mapping[int, np.ndarray]) -> np.ndarray:
     return np.concatenate(shared)
 
 
+def save_grams(protected: Mapping[int, np.ndarray], folder: Path) -> dict[int, Path]:
+    """Write what `protect` returned to `folder`: gram length -> its file, which the tasks of `hit_shard` map."""
+    files = {length: folder / f"{length}.npy" for length in protected}
+    folder.mkdir(parents=True, exist_ok=True)
+    for length, grams in protected.items():
+        part = folder / f".{length}-{os.getpid()}"
+        with part.open("wb") as file:
+            np.save(file, grams, allow_pickle=False)
+        part.replace(files[length])
+    return files
+
+
 # --- The step's two passes --------------------------------------------------------------------------------------------
 
 
@@ -92,11 +107,12 @@ class Leaks:
     folder: Path
 
 
-def hit_shard(shard: DocumentShard, protected: Mapping[int, np.ndarray], output: ShardOutput) -> StepTable:
-    """A task of the first pass: the protected n-grams in each document of a shard that has any.
+def hit_shard(shard: DocumentShard, grams: Mapping[int, Path], output: ShardOutput) -> StepTable:
+    """A task of the first pass: the protected n-grams (`grams`, of `save_grams`) in each document that has any.
 
     What is held out (`split: valid`) is not trained on and may have them.
     """
+    protected = {length: load_array(path) for length, path in grams.items()}
     hits_by_place: dict[str, list[int]] = {}
     table = StepTable()
     for place, document in enumerate(read_documents(shard.work)):

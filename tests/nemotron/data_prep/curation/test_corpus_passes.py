@@ -46,7 +46,8 @@ def shards(folder: Path, some: list[str], count: int) -> list[Path]:
 def decontaminate(folder: Path, files: list[Path], engine: Engine) -> tuple[set[str], StepTable]:
     protected = protect([SECRET, LICENCE])
     plan = plan_step(files, {})
-    looked = collect(plan, folder / "hits", decontamination.hit_shard, protected, engine)
+    grams = decontamination.save_grams(protected, folder / "hits" / "grams")
+    looked = collect(plan, folder / "hits", decontamination.hit_shard, grams, engine)
     assert looked.read.documents == 100
     leaks = decontamination.leaks_of(plan, folder / "hits", protected)
     table = collect(plan, folder / "work", decontamination.drop_shard, leaks, engine)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pickle
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from nemotron.data_prep.curation.decontamination import (
     hits,
     leaks_of,
     protect,
+    save_grams,
     words,
 )
 from nemotron.data_prep.curation.step import collect, plan_step, write_documents
@@ -66,10 +69,21 @@ def test_boilerplate_is_no_overlap(tmp_path: Path, documents: int, kept: int, ne
         tmp_path / "in.jsonl.zst", ({"id": str(i), "text": f"{SECRET} number {i}"} for i in range(documents))
     )
     plan, protected = plan_step([tmp_path / "in.jsonl.zst"], {}), protect([SECRET])
-    collect(plan, tmp_path / "hits", hit_shard, protected, SerialEngine())
+    grams = save_grams(protected, tmp_path / "hits" / "grams")
+    collect(plan, tmp_path / "hits", hit_shard, grams, SerialEngine())
     leaks = leaks_of(plan, tmp_path / "hits", protected, boilerplate_documents=3, never_boilerplate=never)
     table = collect(plan, tmp_path / "work", drop_shard, leaks, SerialEngine())
     assert (table.read.documents, table.kept.documents) == (documents, kept)
+
+
+def test_what_a_worker_gets_of_the_protected_grams_is_small(tmp_path: Path) -> None:
+    protected = {13: np.arange(100_000, dtype=np.uint64), 5: np.array([7], dtype=np.uint64)}
+    files = save_grams(protected, tmp_path / "grams")
+    assert len(pickle.dumps(files)) < 1000
+    assert {length: np.load(path).tolist() for length, path in files.items()} == {
+        length: grams.tolist() for length, grams in protected.items()
+    }
+    assert sorted(files.values()) == sorted((tmp_path / "grams").iterdir())
 
 
 @given(st.text("ab c", max_size=60), st.text("ab c", max_size=60))

@@ -183,7 +183,8 @@ def test_training_loses_what_it_shares_with_the_held_out_and_the_books_balance(t
     ingest_documents("a", documents, tmp_path / "documents")
     protected = decontamination.protect([held_out])
     plan = plan_step(list_documents(tmp_path / "documents"), {})
-    collect(plan, tmp_path / "hits", decontamination.hit_shard, protected, SERIAL)
+    grams = decontamination.save_grams(protected, tmp_path / "hits" / "grams")
+    collect(plan, tmp_path / "hits", decontamination.hit_shard, grams, SERIAL)
     leaks = decontamination.leaks_of(plan, tmp_path / "hits", protected)
     collect(plan, tmp_path / "curated", decontamination.drop_shard, leaks, SERIAL)
     ids = [d["id"] for path in list_documents(tmp_path / "curated") for d in read_documents(path)]

@@ -201,9 +201,12 @@ def main() -> None:
             prompts = evaluation_prompts(cfg.curation.evaluation_tasks, difficulties) + questions
             held_out = (d["text"] for d in chain.from_iterable(map(read_documents, texts)) if d["split"] == "valid")
             protected = decontamination.protect(chain(prompts, held_out), cfg.curation.ngram)
-            digest = hashlib.sha256(b"".join(grams.tobytes() for _, grams in sorted(protected.items()))).hexdigest()
-            plan = plan_step([*texts, *templates], {"step": "decontaminate", "protected": digest})
-            collect(plan, work / "hits", decontamination.hit_shard, protected, engine)
+            digest = hashlib.sha256()
+            for _, of_length in sorted(protected.items()):
+                digest.update(of_length.data)
+            plan = plan_step([*texts, *templates], {"step": "decontaminate", "protected": digest.hexdigest()})
+            grams = decontamination.save_grams(protected, work / "hits" / "grams")
+            collect(plan, work / "hits", decontamination.hit_shard, grams, engine)
             boilerplate = cfg.curation.boilerplate_documents
             leaks = decontamination.leaks_of(plan, work / "hits", protected, boilerplate, never_boilerplate=questions)
             collect(plan, work / "curated", decontamination.drop_shard, leaks, engine)

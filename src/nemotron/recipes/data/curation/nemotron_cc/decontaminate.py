@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
-from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, leaks_of, protect
+from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, leaks_of, protect, save_grams
 from nemotron.data_prep.curation.step import collect, open_step, plan_step
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import list_files
@@ -73,7 +73,7 @@ def main() -> None:
         settings = {"step": "decontaminate", "evaluation_files": versions, **cfg.model_dump(exclude={"run"})}
         plan, hit_dir = plan_step(step.documents(), settings), step.run.dir / "hits"
         with step.run.phase("look"):
-            collect(plan, hit_dir, hit_shard, protected, step.engine)
+            collect(plan, hit_dir, hit_shard, save_grams(protected, hit_dir / "grams"), step.engine)
             leaks = leaks_of(plan, hit_dir, protected, cfg.boilerplate_documents)
         with step.run.phase("drop"):
             table = collect(plan, step.work_dir, drop_shard, leaks, step.engine)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
 from typing import cast
@@ -99,10 +100,25 @@ def long_document(
     return np.array(ids, np.int32), np.array(mask, np.uint8)
 
 
+def by_hash(read: Callable[[], Iterable[str]], seed: int, batch: int) -> Iterator[str]:
+    """The texts that `read()` gives out, which differ, in the order of their hashes with `seed`.
+
+    Memory holds the `batch` that come first. Whoever wants more waits for another reading, for twice as many.
+    """
+    last = -1
+    while True:
+        hashed = ((stable_hash(str(seed), text), text) for text in read())
+        found = nsmallest(batch, (pair for pair in hashed if pair[0] > last))
+        yield from (text for _, text in found)
+        if len(found) < batch:
+            return
+        last, batch = found[-1][0], 2 * batch
+
+
 def write_long_phase(
     folder: Path,
     blend: Blend,
-    texts: Mapping[str, Sequence[str]],
+    texts: Mapping[str, Iterable[str]],
     tokenizer: Tokenizer,
     phase: LongPhase = LongPhase(),
     others: Mapping[str, tuple[float, Sequence[np.ndarray]]] | None = None,

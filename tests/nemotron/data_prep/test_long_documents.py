@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from nemotron.data_prep.long_documents import LongPhase, long_document, questions_about, write_long_phase
+from nemotron.data_prep.long_documents import LongPhase, by_hash, long_document, questions_about, write_long_phase
+from nemotron.data_prep.sources.documents import stable_hash
 from nemotron.data_prep.tokens.blend import Blend, write_source
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.tokenizer import EOS_ID, train_tokenizer
@@ -31,6 +32,21 @@ def module(seed: int, functions: int = 120) -> str:
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return train_tokenizer([module(seed) for seed in range(8)], 300, template="nano2")
+
+
+def test_texts_come_by_their_hashes_with_a_batch_of_them_in_memory() -> None:
+    texts, readings = [f"text {i}" for i in range(30)], []
+
+    def read() -> list[str]:
+        readings.append(len(readings))
+        return texts
+
+    ordered = sorted(texts, key=lambda text: stable_hash("7", text))
+    given = by_hash(read, 7, 4)
+    assert [next(given) for _ in range(4)] == ordered[:4] and len(readings) == 1
+    assert list(given) == ordered[4:] and len(readings) == 4  # 4, 8 and 16 of them, the rest
+    assert list(by_hash(read, 7, 30)) == list(by_hash(read, 7, 31)) == ordered
+    assert list(by_hash(list, 7, 4)) == []
 
 
 def test_a_question_has_one_answer() -> None:

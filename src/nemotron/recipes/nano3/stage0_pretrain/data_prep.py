@@ -44,6 +44,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,9 +70,9 @@ from nemotron.data_prep.curation.step import (
     source_table,
     tables_by_source,
 )
-from nemotron.data_prep.long_documents import LongPhase, write_long_phase
+from nemotron.data_prep.long_documents import LongPhase, by_hash, write_long_phase
 from nemotron.data_prep.sources import stdlib
-from nemotron.data_prep.sources.documents import in_share, stable_hash
+from nemotron.data_prep.sources.documents import in_share
 from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
@@ -316,23 +317,27 @@ def write_long_context(
     last phase's. Of both the training split, and for questions what is held out, too."""
     settings, scale = cfg.long_context, cfg.scale_all or cfg.scale
     assert settings is not None
-    texts: dict[str, list[str]] = {"train": [], "valid": []}
-    for document in chain.from_iterable(map(read_documents, curated)):
-        if document["kind"] == "code" and len(document["text"]) > settings.length and document["split"] in texts:
-            texts[document["split"]].append(document["text"])
-    texts = {split: sorted(each, key=lambda text: stable_hash(str(cfg.seed), text)) for split, each in texts.items()}
-    phase = LongPhase(
-        settings.length, settings.length * 3 // 4, settings.share, apply_scale(settings.num_documents, scale)
-    )
+    length = settings.length
+
+    def long_code(split: str) -> Iterator[str]:
+        for document in chain.from_iterable(map(read_documents, curated)):
+            if document["kind"] == "code" and len(document["text"]) > length and document["split"] == split:
+                yield document["text"]
+
+    phase = LongPhase(length, length * 3 // 4, settings.share, apply_scale(settings.num_documents, scale))
     others = {}
     if settings.retrieval_share:
         weights = written["phases"][-1]["weights"]
         stream = written["sources"][max(weights, key=lambda name: weights[name])]["train"][0]
         count = apply_scale(settings.num_retrieval, scale)
-        like = RetrievalDocuments(settings.length, settings.facts, settings.words, bpe.EOS_ID, repeats=settings.repeats)
+        like = RetrievalDocuments(length, settings.facts, settings.words, bpe.EOS_ID, repeats=settings.repeats)
         documents = like.make(tokenizer, IndexedDataset(folder / stream).tokens, count, cfg.seed)
         others[RETRIEVAL] = settings.retrieval_share, [ids for ids, _ in documents]
-    write_long_phase(folder, written, texts if settings.share else {"train": [], "valid": []}, tokenizer, phase, others)
+    texts: dict[str, Iterable[str]] = {"train": (), "valid": ()}
+    if settings.share:
+        batch = max(1000, 4 * apply_scale(settings.num_documents, scale))  # not every text is long, and has an answer
+        texts = {split: by_hash(partial(long_code, split), cfg.seed, batch) for split in texts}
+    write_long_phase(folder, written, texts, tokenizer, phase, others)
 
 
 def _phases(cfg: PretrainDataConfig, names: list[str]) -> list[Phase]:

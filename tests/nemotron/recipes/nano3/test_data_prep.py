@@ -108,6 +108,12 @@ def test_the_tokenizer_learns_the_words_of_chat_and_tools() -> None:
     assert tokenizer.encode("<|im_start|>assistant\n").tokens == ["<|im_start|>", "assistant", "Ċ"]
 
 
+@pytest.mark.parametrize(("stored", "shard"), [(20 << 20, 1 << 20), (8 << 30, 8 << 20), (50 << 30, 32 << 20)])
+def test_many_conversations_are_larger_shards_of_the_spool(stored: int, shard: int) -> None:
+    files = [SourceFile(f"{i}.jsonl", stored // 8, "1", "jsonl") for i in range(8)]
+    assert sft_data_prep.shard_bytes({"a": files[:3], "b": files[3:]}) == shard
+
+
 def test_shares_make_fewer_conversations_of_a_family() -> None:
     tasks = TasksConfig(families=["math", "code_generation"], shares={"code_generation": 0.25})
     cfg: Any = SimpleNamespace(tasks=tasks)

@@ -46,7 +46,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -80,7 +80,7 @@ from nemotron.stack.environments import (
     to_messages,
 )
 
-SHARD_BYTES, FILE_TOKENS = 1 << 20, 1 << 24
+FILE_TOKENS = 1 << 24
 SYSTEM_MESSAGES = ("You are a helpful assistant.", "You answer questions.", "Be brief.", "Read the question with care.")
 Split = Literal["train", "valid"]  # tasks of the third split are for evaluation only
 SHORT = "short"  # the style of a demonstration that does not work step by step
@@ -127,7 +127,8 @@ def main() -> None:
                 if cfg.sources or cfg.text.path
                 else (),
             )
-            plan = spool.plan_tokenize(settings, generated | own_files, SHARD_BYTES)
+            files = generated | own_files
+            plan = spool.plan_tokenize(settings, files, shard_bytes(files))
             freeze(plan, work / "spool")
 
         # --- Template, mask, token ids --------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def main() -> None:
             metrics={
                 "curation": conversations.table.rows(),
                 "duplicates": chosen.duplicates,
-                "not_read_samples": list(chain.from_iterable(conversations.samples.values())),
+                "not_read_samples": list(islice(chain.from_iterable(conversations.samples.values()), 100)),
                 "packs": {split: rows.metrics() for split, rows in packed.items()},
             },
             reasoning=conversations.reasons(settings),
@@ -192,6 +193,12 @@ def main() -> None:
         dataset.save(move=True)
         discard(work)
         print_complete({"data": dataset})
+
+
+def shard_bytes(files: Mapping[str, Sequence[SourceFile]]) -> int:
+    """Bytes of a shard, which becomes three files: 1 MiB; of more than 1 GiB in all a 1,024th, at most 32 MiB."""
+    stored = sum(file.size for listed in files.values() for file in listed)
+    return min(32 << 20, max(1 << 20, stored >> 10))
 
 
 def _tasks(cfg: SFTDataConfig, per_family: dict[Split, int]) -> Iterator[tuple[Split, Task]]:

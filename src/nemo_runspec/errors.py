@@ -369,7 +369,10 @@ def _leave_exit_code(code: int) -> None:
     if not path:
         return
     if os.environ.get("RANK", "0") == "0":
-        Path(path).write_text(f"{code}\n", encoding="utf-8")
+        try:
+            Path(path).write_text(f"{code}\n", encoding="utf-8")
+        except OSError:  # a full disk: the launcher has to go by the exit code itself
+            os.environ.pop(RESTARTS, None)
     elif code in (INTERRUPTED, PREEMPTED):
         # A launcher stops all ranks once one has ended, and rank 0 may still be writing the checkpoint. The signal that
         # ended this rank may come twice, from Slurm itself and passed on: only a later SIGTERM ends the wait.

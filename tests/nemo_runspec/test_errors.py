@@ -215,6 +215,13 @@ def test_only_rank_0_speaks_and_leaves_its_exit_code(
     assert (tmp_path / "code").read_text() == "143\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_does_not_keep_rank_0_from_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNSPEC_EXIT_CODE_FILE", "/dev/full")
+    monkeypatch.setenv("RUNSPEC_RESTARTS", "1")  # with which one that has saved ends with 0, were that file written
+    assert raising(Preempted("x")) == 143
+
+
 def test_another_rank_speaks_where_rank_0_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -39,12 +39,11 @@ from nemo_runspec.errors import (
 from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, OF_ONE_JOB, OF_ONE_NODE, RESTARTS
+from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, NODE_RANK, OF_ONE_JOB, OF_ONE_NODE, RESTARTS
 
 # Ctrl-C this many times ends a child that does not listen.
 PATIENCE = 3
-_TORCHRUN = ("-m", "torch.distributed.run")
-_QUIET_TORCHRUN = ("-m", "nemo_runspec.execution.torchrun")
+_TORCHRUN = ("-m", "nemo_runspec.execution.torchrun")
 _FT_LAUNCHER = ("-m", "nvidia_resiliency_ext.fault_tolerance.launcher")
 _PR_SET_PDEATHSIG = 1
 
@@ -63,7 +62,7 @@ def local_command(spec: Runspec, config: Path, processes: int = 1) -> list[str]:
     if spec.run.launch == "torchrun" and count > 1:
         # By its host name a machine may not find itself (a laptop without a network): minutes, then an error.
         here = ("--standalone", "--local-addr=127.0.0.1")
-        return [words[0], *_QUIET_TORCHRUN, *here, f"--nproc-per-node={count}", *words[1:]]
+        return under_torchrun(words, *here, f"--nproc-per-node={count}")
     return words
 
 
@@ -177,24 +176,40 @@ def run_command(
 
     Args:
         environment: the whole environment of the child.
-        left: a file that does not exist yet, for the exit code of rank 0: torchrun makes 1 of every other than 0.
+        left: a file that does not exist yet, for the exit code of rank 0: torchrun ends as the process that ended
+            first, whichever that is.
         signals: see `execute_local`.
         all_are_signalled: who stops or warns the job signals every process of it, as Slurm does, and not only this one.
 
     Returns:
         0 done, 1 failed, 2 refused, 130 interrupted, 143 checkpoint saved on a signal.
     """
-    torchrun = tuple(command[1:3]) in (_TORCHRUN, _QUIET_TORCHRUN, _FT_LAUNCHER)
+    launcher = tuple(command[1:3])
+    torchrun = launcher in (_TORCHRUN, _FT_LAUNCHER)
     if torchrun:
         restarts = {RESTARTS: "1"} if any(word.startswith("--max-restarts") for word in command) else {}
         environment = {**environment, **restarts, EXIT_CODE_FILE: str(left)}
     forward = _Forward(torchrun, torchrun and all_are_signalled, [] if signals is None else signals)
     code = _wait(command, environment, workdir, forward)
-    if code >= DONE and left.is_file():  # below, a process was killed: what rank 0 then made of it does not count
-        of_rank_0 = int(left.read_text(encoding="utf-8"))
-        if code > DONE or of_rank_0 == PREEMPTED:  # which ends with 0 where workers are started again
-            return exit_code(of_rank_0)
-    return exit_code(code)
+    of_rank_0 = code_in(left)
+    if of_rank_0 is None:
+        return exit_code(code)
+    if code == DONE:  # as one that has saved ends, too, where workers are started again
+        return PREEMPTED if of_rank_0 == PREEMPTED else DONE
+    # Where nobody has asked the job to leave, another process failed or was killed: after rank 0 was done, or on this
+    # node, where torchrun then stops rank 0, which takes that for a wish. Of ft_launcher every exit code is 1.
+    stopped = of_rank_0 == PREEMPTED and launcher == _TORCHRUN
+    here = environment.get(NODE_RANK, "0") == "0"
+    if not forward.received and (of_rank_0 == DONE or (here and (stopped or code < DONE))):
+        return exit_code(code)
+    return exit_code(of_rank_0)
+
+
+def code_in(file: Path) -> int | None:
+    """The exit code that a process has left in `file`; None where it could not: it was killed, or the disk is full."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(file.read_text(encoding="utf-8"))
+    return None
 
 
 def exit_code(returncode: int) -> int:

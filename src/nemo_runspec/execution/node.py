@@ -12,15 +12,28 @@ script's own exit code is that of the job.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, WAIT_FOR_RANK_0, UserError, report, run_main
+from nemo_runspec.errors import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    PREEMPTED,
+    REFUSED,
+    WAIT_FOR_RANK_0,
+    RunspecError,
+    UserError,
+    report,
+    run_main,
+)
 from nemo_runspec.execution.launch_script import Launch, read_launch
 from nemo_runspec.execution.local import (
+    code_in,
     local_environment,
     run_command,
     script_words,
@@ -79,13 +92,18 @@ def run_node(file: Path) -> int:
         workdir = None  # in a container, or not shared after all: the script starts in the bundle
     if launch.launch == "direct" and here.node > 0:
         return DONE
-    command, environment = node_command(launch, bundle, here), local_environment({})
-    if launch.launch == "ray":
-        from nemo_runspec.execution.ray.allocation import run_in_allocation
+    try:
+        command, environment = node_command(launch, bundle, here), local_environment({})
+        if launch.launch == "ray":
+            from nemo_runspec.execution.ray.allocation import run_in_allocation
 
-        return leave_together(run_in_allocation(command, environment, workdir, here), job_dir, here)
-    left = job_dir / f".exit-code-{here.attempt}"
-    code = run_command(command, environment, workdir, left, all_are_signalled=here.attempt != str(os.getpid()))
+            code = run_in_allocation(command, environment, workdir, here)
+        else:
+            left = job_dir / f".exit-code-{here.attempt}"
+            code = run_command(command, environment, workdir, left, all_are_signalled=here.attempt != str(os.getpid()))
+    except Exception as error:
+        _leave(error.exit_code if isinstance(error, RunspecError) else FAILED, job_dir, here)
+        raise
     return leave_together(code, job_dir, here)
 
 
@@ -102,16 +120,17 @@ def leave_together(code: int, job_dir: Path, here: Place) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if here.node == 0:
-        if code == PREEMPTED and any(_left(job_dir, here, node) == FAILED for node in range(1, here.nodes)):
-            code = FAILED  # stopped because another node failed: not a reason to start again
-        write_in_one_step(_node_file(job_dir, here, 0), str(code))
+        if code == PREEMPTED:  # because another node failed or refused, perhaps: not a reason to start again
+            others = {code_in(_node_file(job_dir, here, node)) for node in range(1, here.nodes)}
+            code = REFUSED if REFUSED in others else FAILED if FAILED in others else code
+        _leave(code, job_dir, here)
         return code
-    write_in_one_step(_node_file(job_dir, here, here.node), str(code))
+    _leave(code, job_dir, here)
     if code == DONE:
         return code  # srun waits for the others
     deadline = time.monotonic() + (WAIT_FOR_RANK_0 if code in (PREEMPTED, INTERRUPTED) else WAIT_AFTER_FAILURE)
     while time.monotonic() < deadline:
-        first = _left(job_dir, here, 0)
+        first = code_in(_node_file(job_dir, here, 0))
         if first is not None:
             return first or code
         time.sleep(0.2)
@@ -122,11 +141,11 @@ def _node_file(job_dir: Path, here: Place, node: int) -> Path:
     return job_dir / f".node-{here.attempt}-{node}"
 
 
-def _left(job_dir: Path, here: Place, node: int) -> int | None:
-    try:
-        return int(_node_file(job_dir, here, node).read_text(encoding="utf-8"))
-    except OSError:
-        return None
+def _leave(code: int, job_dir: Path, here: Place) -> None:
+    """Tell the other nodes, if any, with which exit code this one leaves; on a full disk they are not told."""
+    if here.nodes > 1:
+        with contextlib.suppress(OSError):
+            write_in_one_step(_node_file(job_dir, here, here.node), str(code))
 
 
 def main() -> int:

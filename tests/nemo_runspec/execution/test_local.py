@@ -14,7 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from nemo_runspec.execution.local import cpu_settings, execute_local, exit_code, local_command
+from nemo_runspec.execution.local import (
+    cpu_settings,
+    execute_local,
+    exit_code,
+    local_command,
+    run_command,
+    under_ft_launcher,
+    under_torchrun,
+)
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import Runspec, parse
 from nemo_runspec.variables import EXIT_CODE_FILE
@@ -105,6 +113,63 @@ def test_a_killed_child_counts_as_failed_and_says_so(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.startswith("error: the job was killed by SIGKILL\n")
     assert exit_code(-signal.SIGTERM) == 1
     assert exit_code(-signal.SIGINT) == 130
+
+
+TERM = [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(
+    ("received", "code", "left", "expected"),
+    [
+        ([], 2, "2", 2),
+        ([], 1, "2", 2),  # rank 0 has refused, and another rank met the same error in other words
+        (TERM, 143, "143", 143),
+        (TERM, 1, "143", 143),  # another rank failed because rank 0 was about to leave
+        (TERM, -signal.SIGTERM, "143", 143),  # another one did not listen yet
+        (TERM, -signal.SIGABRT, "143", 143),  # a library's watchdog, which has lost rank 0
+        ([], 143, "143", 143),  # rank 0 alone was asked to leave, or a limit of the script's own was reached
+        ([], 1, "143", 1),  # another rank failed, and torchrun stopped rank 0
+        ([], -signal.SIGKILL, "143", 1),
+        ([], -signal.SIGKILL, "2", 1),
+        ([], 1, "0", 1),  # another rank failed after rank 0 was done
+        (TERM, 143, "0", 0),
+        ([], 0, "143", 143),  # workers are started again where they end with another code
+        ([], 143, "", 143),  # rank 0 had no space for its exit code
+        ([], 1, None, 1),
+    ],
+)
+def test_the_exit_code_of_several_ranks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    received: list[int],
+    code: int,
+    left: str | None,
+    expected: int,
+) -> None:
+    """`code`: of the process that ended first; `left`: what rank 0 wrote."""
+
+    def wait(*arguments: object) -> int:
+        if left is not None:
+            (tmp_path / "left").write_text(left, encoding="utf-8")
+        return code
+
+    monkeypatch.setattr("nemo_runspec.execution.local._wait", wait)
+    command = under_torchrun([sys.executable, "train.py"])
+    assert run_command(command, {}, None, tmp_path / "left", list(received)) == expected
+
+
+@pytest.mark.parametrize(
+    ("launcher", "node", "code"),
+    [(under_torchrun, "1", 1), (under_torchrun, "1", -signal.SIGABRT), (under_ft_launcher, "0", 1)],
+)
+def test_what_fails_once_rank_0_has_saved_elsewhere_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: Callable[..., list[str]], node: str, code: int
+) -> None:
+    """Rank 0 is on another node, or its launcher says 1 of whatever happened."""
+    (tmp_path / "left").write_text("143", encoding="utf-8")
+    monkeypatch.setattr("nemo_runspec.execution.local._wait", lambda *arguments: code)
+    command = launcher([sys.executable, "train.py"])
+    assert run_command(command, {"RUNSPEC_NODE_RANK": node}, None, tmp_path / "left") == 143
 
 
 LAUNCHER = """
@@ -236,3 +301,23 @@ def test_torchrun_starts_the_processes_and_gives_back_rank_0_s_exit_code(
     spec = dataclasses.replace(spec, script_path=killed.script_path)
     assert execute_local(spec, tmp_path, {}) == 1
     assert capfd.readouterr().err.startswith("error: the job was killed by SIGKILL\nout of memory, perhaps;")
+    failed = script(
+        """
+        from nemo_runspec.script import begin_script
+        begin_script()
+        import os, pathlib, sys, time
+        from nemo_runspec.errors import RunFailed, run_main
+        def main():
+            reads = pathlib.Path(sys.argv[2]).with_name("reads")
+            if os.environ["RANK"] == "0":
+                reads.touch()
+                time.sleep(60)  # torchrun ends it with SIGTERM
+            while not reads.exists():
+                time.sleep(0.05)
+            raise RunFailed("a bad record")
+        sys.exit(run_main(main))
+        """
+    )
+    spec = dataclasses.replace(spec, script_path=failed.script_path)
+    assert execute_local(spec, tmp_path, {}) == 1
+    assert "error: a bad record\n" in capfd.readouterr().err

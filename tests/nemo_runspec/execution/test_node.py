@@ -15,7 +15,7 @@ import pytest
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.launch_script import Launch, launch_json
-from nemo_runspec.execution.node import node_command
+from nemo_runspec.execution.node import node_command, run_node
 from nemo_runspec.execution.place import Place, first_node, place
 
 LAUNCH = Launch("demo/train", "torchrun", "project/train.py", "train.yaml", processes_per_node=4)
@@ -26,7 +26,7 @@ def test_the_command_of_each_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "20001")
     second = node_command(LAUNCH, tmp_path, Place(1, 2))
-    assert second[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert second[:3] == [sys.executable, "-m", "nemo_runspec.execution.torchrun"]
     assert second[-3:] == plain[1:]
     assert second[3:-3] == [
         "--nnodes=2",
@@ -218,10 +218,28 @@ def test_a_node_that_is_done_does_not_wait(tmp_path: Path) -> None:
     assert part(tmp_path, 1, 0).wait(30) == 0
 
 
-def test_a_job_that_was_stopped_because_a_node_failed_has_failed(tmp_path: Path) -> None:
-    other = part(tmp_path, 1, 1)
-    assert part(tmp_path, 0, 143).wait(30) == 1
-    assert other.wait(30) == 1
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_job_that_was_stopped_because_a_node_failed_has_failed(tmp_path: Path, code: int) -> None:
+    other = part(tmp_path, 1, code)
+    assert part(tmp_path, 0, 143).wait(30) == code
+    assert other.wait(30) == code
+
+
+def test_a_node_that_cannot_begin_tells_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(tmp_path, "", "torchrun")
+    for name, value in {"NODE_RANK": "1", "NUM_NODES": "2", "ATTEMPT": "0"}.items():
+        monkeypatch.setenv(f"RUNSPEC_{name}", value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        run_node(nodes.file)
+    assert part(tmp_path, 0, 143).wait(30) == 2
+
+
+def test_a_full_disk_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"  # nothing can be written to it
+    assert part(folder, 0, 143).wait(30) == 143
+    (tmp_path / ".node-0-1").touch()  # for whose text there was no space
+    assert part(tmp_path, 0, 143).wait(30) == 143
 
 
 # Leaves after 40 s at most; rank 0 takes a second to save.

@@ -160,7 +160,7 @@ def _join(host: str, port: int, environment: Mapping[str, str], folder: Path) ->
             unanswered = 0 if _answers(host, port) else unanswered + 1
             if ray.poll() is not None and unanswered == 0 and not signalled_at:
                 time.sleep(3)  # the head may be about to end
-                if _answers(host, port):
+                if not signalled_at and _answers(host, port):
                     raise RunFailed(f"Ray ended on {socket.gethostname()}: {_last_line(folder)}")
         return DONE
 

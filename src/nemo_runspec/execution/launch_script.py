@@ -15,13 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import REFUSED, UserError
 from nemo_runspec.runspec import DEFAULT_CMD, LAUNCHERS
 from nemo_runspec.variables import ATTEMPT, CPUS_PER_NODE, JOB_DIR, NODE_RANK, NUM_NODES, OF_ONE_JOB, OF_ONE_NODE
 
 SCRIPT_NAME, JSON_NAME = "launch.sh", "launch.json"
 _SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The others of several nodes are stopped because of this one; what it leaves says that they have not saved.
+_REFUSE = f"""\
+refuse_job() {{
+    echo "error: $1" >&2
+    [ "${{{NUM_NODES}:-1}}" = 1 ] || echo {REFUSED} > "${JOB_DIR}/.node-${ATTEMPT}-${NODE_RANK}" || true
+    exit {REFUSED}
+}}"""
 # Slurm's names are set in each task of srun; a batch script, or a Ray that srun started, has left-over ones.
 _NODE_OF_SLURM = f"""\
 if [ -n "${{SLURM_STEP_ID:-}}" ]; then
@@ -113,13 +120,16 @@ def launch_script(
     if executor == "slurm":
         lines.append(_NODE_OF_SLURM)
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    if startup_commands or secrets:
+        lines += ["", _REFUSE]
     if startup_commands:
         lines += [
             "",
             "# startup_commands of the profile; those of others are seldom written for -u",
             'launch_folder="$PWD"',
             "set +u",
-            "trap 'echo \"error: a startup command failed on $(hostname): $BASH_COMMAND\" >&2; exit 2' ERR",
+            # One that SIGTERM ended (128 + 15) has not failed: the job is to leave.
+            "trap '[ $? -eq 143 ] || refuse_job \"a startup command failed on $(hostname): $BASH_COMMAND\"' ERR",
             *startup_commands,
             "trap - ERR",
             "set -u",
@@ -133,8 +143,7 @@ def launch_script(
             "",
             f"for name in {' '.join(secrets)}; do",
             '    if [ -z "${!name:-}" ]; then',
-            '        echo "error: $name, a secret of this job, is not set on $(hostname)" >&2',
-            "        exit 2",
+            '        refuse_job "$name, a secret of this job, is not set on $(hostname)"',
             "    fi",
             "done",
         ]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,22 @@ def test_a_secret_that_is_not_set_is_refused_by_name(bundle: Path, env: dict[str
     assert done.returncode == 2
     assert done.stderr.startswith("error: HF_TOKEN, a secret of this job, is not set on ")
     assert run(bundle, text, OTHER="canary", HF_TOKEN="canary").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "code", "left"),
+    [
+        ({"startup_commands": ["false"]}, 2, "2\n"),
+        ({"secrets": ["HF_TOKEN"]}, 2, "2\n"),
+        ({"startup_commands": ["(kill $BASHPID)"]}, 143, None),  # a job that is told to leave
+    ],
+)
+def test_a_node_that_refuses_tells_the_others(bundle: Path, keys: dict[str, Any], code: int, left: str | None) -> None:
+    names = {f"RUNSPEC_{name}": value for name, value in NODE.items()}
+    text = launch_script({}, python_path=["runspec"], executor="another", **keys)
+    assert run(bundle, text, **names).returncode == code
+    file = bundle.parent / ".node-7-2-1-1"
+    assert (file.read_text(encoding="utf-8") if file.exists() else None) == left
 
 
 def test_a_name_that_is_none() -> None:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.errors import PREEMPTED, RunspecError, UserError
+from nemo_runspec.errors import FAILED, PREEMPTED, REFUSED, RunspecError, UserError
 from nemo_runspec.execution.interrupts import say
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.execution.slurm.remote import Shell, shell_for
@@ -211,17 +211,24 @@ def setup_lines(max_restarts: int, folders: list[str] | None = None) -> str:
     ]
     if folders:
         lines.append(f"mkdir -p {shlex.join(folders)}")
-    if max_restarts > 0:
-        lines += [
-            "requeue_after_checkpoint() {",
-            "  code=$?",
-            f'  if [ $code -eq {PREEMPTED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_restarts} ] &&',
-            '    scontrol show job -o "$SLURM_JOB_ID" | grep -q " JobState=RUNNING "; then',
-            "    scontrol update JobId=$SLURM_JOB_ID Requeue=1 && scontrol requeue $SLURM_JOB_ID",
-            "  fi",
-            "}",
-            "trap requeue_after_checkpoint EXIT",
-        ]
+    lines += [
+        "requeue_after_checkpoint() {",
+        "  code=$?",
+        '  job=$(scontrol show job -o "$SLURM_JOB_ID")',
+        "  # Exit codes that several nodes left: where one failed the others are stopped, some before they know why.",
+        "  folder=$(echo \"$job\" | sed -n 's|.* StdOut=\\([^ ]*\\)/.*|\\1|p')",
+        '  left="$folder/.node-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
+        f'  if [ $code -eq {PREEMPTED} ] && ! grep -qsx {PREEMPTED} "$left"-*-0; then',
+        f'    failed=$(grep -hsx "[{FAILED}{REFUSED}]" "$left"-* | sort | tail -n 1)',
+        '    [ -z "$failed" ] || exit $failed',
+        "  fi",
+        f'  if [ $code -eq {PREEMPTED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {max_restarts} ] &&',
+        '    echo "$job" | grep -q " JobState=RUNNING "; then',
+        "    scontrol update JobId=$SLURM_JOB_ID Requeue=1 && scontrol requeue $SLURM_JOB_ID",
+        "  fi",
+        "}",
+        "trap requeue_after_checkpoint EXIT",
+    ]
     return "\n" + "\n".join(lines) + "\n"
 
 

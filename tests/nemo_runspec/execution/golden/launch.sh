@@ -15,10 +15,16 @@ fi
 export RUNSPEC_OUTPUT_ROOT=/shared/output
 export NOTE='it'"'"'s $HOME'
 
+refuse_job() {
+    echo "error: $1" >&2
+    [ "${RUNSPEC_NUM_NODES:-1}" = 1 ] || echo 2 > "$RUNSPEC_JOB_DIR/.node-$RUNSPEC_ATTEMPT-$RUNSPEC_NODE_RANK" || true
+    exit 2
+}
+
 # startup_commands of the profile; those of others are seldom written for -u
 launch_folder="$PWD"
 set +u
-trap 'echo "error: a startup command failed on $(hostname): $BASH_COMMAND" >&2; exit 2' ERR
+trap '[ $? -eq 143 ] || refuse_job "a startup command failed on $(hostname): $BASH_COMMAND"' ERR
 module load cuda/12.8
 source "$HOME/venv/bin/activate"
 trap - ERR
@@ -29,8 +35,7 @@ export PYTHONPATH="$PWD"/project/src:"$PWD"/runspec"${PYTHONPATH:+:$PYTHONPATH}"
 
 for name in HF_TOKEN WANDB_API_KEY; do
     if [ -z "${!name:-}" ]; then
-        echo "error: $name, a secret of this job, is not set on $(hostname)" >&2
-        exit 2
+        refuse_job "$name, a secret of this job, is not set on $(hostname)"
     fi
 done
 

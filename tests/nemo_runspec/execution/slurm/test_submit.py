@@ -165,6 +165,31 @@ def test_only_a_saved_checkpoint_is_requeued(tmp_path: Path, code: int, count: s
     assert said == ["update JobId=7 Requeue=0", *(["update JobId=7 Requeue=1", "requeue 7"] if requeued else [])]
 
 
+@pytest.mark.parametrize(
+    ("left", "code"),
+    [
+        ({"7-1-1-1": "143"}, 143),  # the first node was told to leave before it had begun
+        ({"7-1-1-0": "143", "7-1-1-1": "1"}, 143),  # failed once the first one had left
+        ({"7-0-1-1": "2", "70-1-1-1": "2"}, 143),  # of an earlier start, and of another job
+        ({"7-1-1-1": "2", "7-1-1-2": "1"}, 2),
+        ({"7-1-1-0": "1", "7-1-1-1": "143"}, 1),
+        ({"7-1-1-3": "2\n", "7-1-1-10": "143"}, 2),
+    ],
+)
+def test_nodes_that_are_stopped_because_another_one_failed_are_not_started_again(
+    tmp_path: Path, left: dict[str, str], code: int
+) -> None:
+    """srun says 143 of them, its highest; what each of the nodes left says more."""
+    for name, text in left.items():
+        (tmp_path / f".node-{name}").write_text(text, encoding="utf-8")
+    job = f"JobId=7 JobState=RUNNING StdErr=/else/where/err StdOut={tmp_path}/sbatch_train_%j.out Power="
+    scontrol = f"scontrol() {{ [ $1 = show ] && echo '{job}' || echo $* >> {tmp_path}/said; }}"
+    script = f"{scontrol}\nhead_node=n1 head_node_ip=10.0.0.1\nset -e\n{slurm.setup_lines(2)}\nexit 143"
+    env = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    assert subprocess.run(["bash", "-c", script], env=env, capture_output=True).returncode == code
+    assert ("requeue 7" in (tmp_path / "said").read_text(encoding="utf-8")) == (code == 143)
+
+
 def test_the_port_is_one_that_nobody_listens_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -55,6 +55,9 @@ def agree(names: Sequence[str], look_up: Callable[[str], str]) -> dict[str, str]
     if new:
         _write(path, {**pins, **new}, first=not pins)
         pins = _read(path)  # another process that took itself for rank 0 may have been quicker
+        if not new.keys() <= pins.keys():  # with other inputs, those of another script of the job
+            pins = {**new, **pins}
+            _write(path, pins, first=False)
     return {name: pins[name] for name in names}
 
 

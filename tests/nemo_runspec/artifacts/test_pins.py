@@ -61,6 +61,17 @@ def test_the_quicker_of_two_that_take_themselves_for_rank_0_decides(monkeypatch,
     assert pins.agree(["a"], slow) == {"a": f"a:1@{1:064x}"}
 
 
+def test_two_scripts_of_one_job_that_start_at_once_have_inputs_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("RUNSPEC_JOB_DIR", str(tmp_path))
+
+    def slow(name):
+        pins.agree(["b"], number(1))  # the other script, meanwhile
+        return number(2)(name)
+
+    assert pins.agree(["a"], slow) == {"a": f"a:2@{2:064x}"}
+    assert pins.agree(["a", "b"], never) == {"a": f"a:2@{2:064x}", "b": f"b:1@{1:064x}"}
+
+
 def test_another_rank_waits_and_says_so_when_nothing_comes(monkeypatch, tmp_path):
     monkeypatch.setattr(pins, "_SECONDS", 0.2)
     monkeypatch.setenv("RUNSPEC_JOB_DIR", str(tmp_path))

@@ -237,7 +237,12 @@ def _written_by_us(root: Path, paths: Iterable[str]) -> list[str]:
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # it is closed
             outputs.append(os.fstat(descriptor))
-    return [path for path in paths if any(os.path.samestat(output, os.lstat(root / path)) for output in outputs)]
+    written = []
+    for path in paths:
+        with contextlib.suppress(OSError):  # removed since it was listed
+            status = os.lstat(root / path)
+            written += [path for output in outputs if os.path.samestat(output, status)]
+    return written
 
 
 def _is_below(path: str, folders: Sequence[str]) -> bool:

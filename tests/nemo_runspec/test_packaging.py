@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import nemo_runspec
+from nemo_runspec import packaging
 from nemo_runspec.errors import UserError
 from nemo_runspec.packaging import BundlePlan, PackedCode, pack_code, plan_bundle
 from nemo_runspec.runspec import Runspec, parse
@@ -363,6 +364,19 @@ def test_the_log_of_this_command_stays_here(repo: Path, descriptor: int) -> None
         os.dup2(before, descriptor)
         os.close(before)
     assert (travelling(plan), plan.uncommitted) == (COMMITTED, ())
+
+
+def test_a_file_that_goes_away_while_files_are_listed(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = packaging._listed
+
+    def then_removed(script: Path) -> tuple[Path, list[str], list[Path]]:
+        answer = listed(script)
+        (repo / "src/mine/model.py").unlink()
+        return answer
+
+    monkeypatch.setattr(packaging, "_listed", then_removed)
+    with pytest.raises(UserError, match=r"cannot read .*model\.py: No such file"):
+        plan_bundle(parse(repo / "train.py"))
 
 
 def test_a_log_that_grows_while_it_is_packed(repo: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from nemo_runspec.execution.ray.jobs import RayJob, connect, how_to_follow, reas
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-# What the client raises then: requests' errors are OSErrors, aiohttp's one or the other.
+# What the client raises then: requests' errors are OSErrors.
 _NO_ANSWER = (RuntimeError, OSError)
 
 
@@ -49,6 +49,8 @@ class _Follower:
         """Follow the job to its end, and return its exit code."""
         import asyncio  # which takes as long to import as typer
 
+        from aiohttp import ClientError  # Ray's client needs it; the log comes over its websocket
+
         while not self.signals:
             details = self._details()
             if details is not None:
@@ -57,7 +59,9 @@ class _Follower:
                     self._rest_of_log()
                     return self._report(details)
                 if details.status != "PENDING":
-                    with contextlib.suppress(*_NO_ANSWER):  # the next look at the job shows what that means
+                    with contextlib.suppress(
+                        *_NO_ANSWER, ClientError
+                    ):  # the next look at the job shows what that means
                         asyncio.run(self._stream())
             time.sleep(0.3)
         raise SignalNoted

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from aiohttp import WSServerHandshakeError
 
 from nemo_runspec.errors import DONE, FAILED, INTERRUPTED, PREEMPTED, UserError
 from nemo_runspec.execution import interrupts
@@ -174,11 +175,18 @@ RUNNING = Details(Status.RUNNING)
 class Client:
     """A cluster whose answers about the job are `answers`, the last one for ever; an error among them is raised.
 
-    With `cancelled`, two Ctrl-C come with its second answer. `stop` is the error that it answers a cancellation with.
+    With `cancelled`, two Ctrl-C come with its second answer. `stop` is the error that it answers a cancellation with,
+    `tail` the one that its log does.
     """
 
-    def __init__(self, *answers: Details | Exception, stop: Exception | None = None, cancelled: bool = False) -> None:
-        self.answers, self.stop, self.cancelled = list(answers), stop, cancelled
+    def __init__(
+        self,
+        *answers: Details | Exception,
+        stop: Exception | None = None,
+        cancelled: bool = False,
+        tail: Exception | None = None,
+    ) -> None:
+        self.answers, self.stop, self.cancelled, self.tail = list(answers), stop, cancelled, tail
         self.looks = 0
 
     def get_job_info(self, job: str) -> Details:
@@ -195,6 +203,8 @@ class Client:
         return "begun\n"
 
     async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        if self.tail is not None:
+            raise self.tail
         yield "begun\n"
 
     def stop_job(self, job: str) -> bool:
@@ -237,6 +247,14 @@ def test_a_cluster_that_is_away_after_the_submission_is_asked_again(follow: Foll
     code, err = follow(Client(Details(Status.SUCCEEDED)), (REFUSED, REFUSED))
     assert code == DONE
     assert err == [f"no answer about job a-b-1: {REFUSED}; asking again", "answered again", "job a-b-1 succeeded"]
+
+
+def test_a_proxy_that_does_not_let_the_log_s_websocket_through(
+    follow: Follow,
+) -> None:
+    refused = WSServerHandshakeError(None, (), status=403, message="Invalid response status")
+    code, err = follow(Client(RUNNING, RUNNING, Details(Status.SUCCEEDED), tail=refused))
+    assert (code, err) == (DONE, ["job a-b-1 running", "job a-b-1 succeeded"])
 
 
 @pytest.mark.parametrize("before", [(), (RUNNING,)])

@@ -301,8 +301,8 @@ def registry_of(env: Env) -> Registry:
     from nemo_runspec.artifacts import Registry
 
     for name, value in env.variables.items():
-        if name.startswith(("AWS_", "GOOGLE_", "FSSPEC_")):  # an object store is asked from here as the job asks it
-            os.environ.setdefault(name, value)
+        if name.startswith(("AWS_", "GOOGLE_", "FSSPEC_", "WANDB_")):  # a store is asked from here as the job asks it
+            os.environ[name] = value
     return Registry.default() if env.artifacts is None else Registry(env.artifacts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,8 +27,10 @@ from nemo_runspec.job import (
     parse_env,
     parse_recipe_config,
     parse_runspec,
+    registry_of,
     save_configs,
 )
+from nemo_runspec.profile import Env
 
 
 def context(*args: str) -> Any:
@@ -170,6 +173,14 @@ def test_a_working_folder_that_does_not_exist_is_refused(project: Path, words: t
     script.write_text(text.replace("[tool.runspec.run]\n", '[tool.runspec.run]\n# workdir = "no"\n'), encoding="utf-8")
     with pytest.raises(UserError, match=rf"^{script}: run\.workdir: no such folder: {project}/no$"):
         job_of(project, "-c", "tiny", *words)
+
+
+def test_a_store_is_asked_from_here_as_the_job_asks_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ENDPOINT_URL", "WANDB_BASE_URL", "OTHER"):
+        monkeypatch.setenv(name, "of the shell")
+    of_profile = dict.fromkeys(("AWS_ENDPOINT_URL", "WANDB_BASE_URL", "OTHER"), "of the profile")
+    registry_of(Env(variables=of_profile, artifacts=str(tmp_path)))
+    assert {name: os.environ[name] for name in of_profile} == of_profile | {"OTHER": "of the shell"}
 
 
 def test_debug_reaches_the_script(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

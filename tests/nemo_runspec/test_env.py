@@ -103,6 +103,9 @@ def test_a_job_without_the_file_has_the_table_of_another_program(
         monkeypatch.setenv(name, value)
     assert tool_table("tracker", rules) == {"project": "toy", "mode": "offline"}
     assert tool_table("other", rules) is None
+    write("env.toml", "[a typo, saved while the job waits]")
+    monkeypatch.setenv("RUNSPEC_CODE_DIGEST", "c0de")  # the job starts where it was submitted
+    assert tool_table("tracker", rules) == {"project": "toy", "mode": "offline"}
 
 
 # What a profile comes to

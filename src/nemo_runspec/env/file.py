@@ -14,7 +14,7 @@ from nemo_runspec.rules import VARIABLE, Rule, near_choice, shown_value
 from nemo_runspec.secrets import has_password, looks_secret, public, without_login
 from nemo_runspec.toml_text import TomlPath, TomlText, read_toml
 from nemo_runspec.user_files import expanded
-from nemo_runspec.variables import ENV_FILE, TOOL_TABLES
+from nemo_runspec.variables import CODE_DIGEST, ENV_FILE, TOOL_TABLES
 
 # NAME=VALUE in a command, where VALUE is no other variable, what a command prints, or empty.
 _PASTED = re.compile(r"""(?:^|[\s;&(])(\w+)=(?!"?(?:\$[\w({]|`)|""|'')\S""")
@@ -24,7 +24,13 @@ _REFERENCE = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`")
 
 
 def find_env_file() -> Path | None:
-    """The env.toml in force: RUNSPEC_ENV_FILE, else the first one from the current directory upwards, else None."""
+    """The env.toml in force: RUNSPEC_ENV_FILE, else the first one from the current directory upwards, else None.
+
+    A job on a cluster has none, though it may start in the folder that it was submitted from: what it needs of env.toml
+    travels as variables, and what is written there later is not its own.
+    """
+    if CODE_DIGEST in os.environ:
+        return None
     file = os.environ.get(ENV_FILE)
     if file:
         path = expanded(file, f"{ENV_FILE}=")

@@ -17,7 +17,16 @@ from pathlib import Path
 
 from nemo_runspec.errors import REFUSED, UserError
 from nemo_runspec.runspec import DEFAULT_CMD, LAUNCHERS
-from nemo_runspec.variables import ATTEMPT, CPUS_PER_NODE, JOB_DIR, NODE_RANK, NUM_NODES, OF_ONE_JOB, OF_ONE_NODE
+from nemo_runspec.variables import (
+    ATTEMPT,
+    CPUS_PER_NODE,
+    ENV_FILE,
+    JOB_DIR,
+    NODE_RANK,
+    NUM_NODES,
+    OF_ONE_JOB,
+    OF_ONE_NODE,
+)
 
 SCRIPT_NAME, JSON_NAME = "launch.sh", "launch.json"
 _SCHEMA = 1
@@ -111,8 +120,8 @@ def launch_script(
         "# A request to save comes to every process of the job; until the script listens, nobody may die of it.",
         "trap '' USR1",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
-        # Submitted from within another job, this one is still none of its parts.
-        f"unset {' '.join(OF_ONE_JOB)}",
+        # Submitted from within another job, this one is still none of its parts; env.toml stays where it was submitted.
+        f"unset {' '.join((*OF_ONE_JOB, ENV_FILE))}",
         f'export {JOB_DIR}="{inherited}$(dirname "$PWD"){"}" if inherited else ""}"',
     ]
     if executor in ("slurm", "ray"):

@@ -87,9 +87,10 @@ def test_the_code_that_travelled_goes_before_what_an_environment_brings(bundle: 
 
 def test_a_job_submitted_from_within_another_is_none_of_its_parts(bundle: Path) -> None:
     outer = {"RUNSPEC_JOB_DIR": "/outer", "RUNSPEC_PUBLISHED_DIR": "/outer", "RUNSPEC_FRESH": "1"}
+    outer["RUNSPEC_ENV_FILE"] = "env.example.toml"
     seen = json.loads(run(bundle, launch_script({}, python_path=["runspec"]), **outer).stdout)["env"]
     assert seen["RUNSPEC_JOB_DIR"] == str(bundle.parent)
-    assert not {"RUNSPEC_PUBLISHED_DIR", "RUNSPEC_FRESH"} & seen.keys()
+    assert not {"RUNSPEC_PUBLISHED_DIR", "RUNSPEC_FRESH", "RUNSPEC_ENV_FILE"} & seen.keys()
     text = launch_script({"RUNSPEC_PUBLISHED_DIR": "/own"}, python_path=["runspec"], executor="ray")
     seen = json.loads(run(bundle, text, **outer).stdout)["env"]
     assert (seen["RUNSPEC_JOB_DIR"], seen["RUNSPEC_PUBLISHED_DIR"]) == ("/outer", "/own")

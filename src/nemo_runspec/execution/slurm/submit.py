@@ -146,10 +146,14 @@ def create_executor(env: Env, bundle: Path, name: str) -> SlurmExecutor:
 
 
 def check_job_dir(env: Env) -> None:
-    """Refuse a job folder that NeMo-Run cannot quote."""
+    """Refuse a job folder that NeMo-Run cannot quote, or would not leave as it is."""
     job_dir = f"{_slurm(env).job_dir}"
     if not _SAFE_PATH.fullmatch(job_dir):
         at = f"job_dir = {job_dir!r}: NeMo-Run cannot work with a blank or a quote in this path"
+        raise UserError(at, f"give profile {env.profile} a job_dir without")
+    # Without a container it puts the job's folder in the place of this word, wherever in the batch script that stands.
+    if "/nemo_run" in job_dir and not _slurm(env).container_image:
+        at = f"job_dir = {job_dir!r}: NeMo-Run has a use of its own for /nemo_run, and would write to another folder"
         raise UserError(at, f"give profile {env.profile} a job_dir without")
 
 

@@ -242,6 +242,10 @@ def test_a_dry_run_says_that_nothing_can_be_submitted_from_here(
 def test_the_preview_refuses_what_nemo_run_would(bundle: Path) -> None:
     with pytest.raises(UserError, match="NeMo-Run cannot work with"):
         preview_text("demo", {"train": bundle}, env_with(job_dir="/a b/jobs"))
+    with pytest.raises(UserError, match="NeMo-Run has a use of its own for /nemo_run"):
+        preview_text("demo", {"train": bundle}, env_with(job_dir="/lustre/nemo_run"))
+    in_container = env_with(job_dir="/lustre/nemo_run", container_image="nvcr.io/nvidia/nemo:25.04")
+    assert "/lustre/nemo_run/experiments/demo" in preview_text("demo", {"train": bundle}, in_container)
 
 
 @pytest.mark.parametrize("path", ["/a b/jobs", "/it's/jobs", "/$HOME/jobs"])

@@ -135,8 +135,8 @@ def test_the_published_nano2_at_random_small_sizes(make_model: Callable[..., Nem
             expected = reference(ids).logits
             error = (model(ids).logits - expected).abs().max() / expected.abs().max()
         assert error < 1e-5, float(error)  # as far as either is from fp64, in twice the blocks of the cases above
-    # A few gradients of dt are 3e-4 of the whole: of those the last digits differ, hence the floor. In one draw of the 9B
-    # one of A_log is ill-conditioned: on some processors either is 1e-4 from fp64, and 2e-4 from the other.
+    # A few gradients of dt are 3e-4 of the whole: of those the last digits differ, hence the floor. In one draw of the
+    # 9B one of A_log is ill-conditioned: on some processors either is 1e-4 from fp64, and 2e-4 from the other.
     tolerance = 5e-4 if (name, draw) == ("nano2-9b", 1) else 1e-4
     assert_same_gradients(model, reference, tokens(2, 37), 1e-3, tolerance)
 

@@ -63,6 +63,18 @@ def main():
 sys.exit(run_main(main))
 """
 
+# Rank 1 ends with an error of its own, which torchrun tells rank 0 by SIGTERM.
+FAILS = """
+import os, sys, time
+from nemo_runspec.errors import RunFailed, end_on_signals, run_main
+end_on_signals()
+def main():
+    if os.environ["RANK"] == "1":
+        raise RunFailed("rank 1 met a bad record")
+    time.sleep(200)
+sys.exit(run_main(main))
+"""
+
 SLEEPS = "import time; print('started', flush=True); time.sleep(300)"
 
 
@@ -157,6 +169,24 @@ def test_a_job_that_others_end_is_not_started_again(desk: Desk, slurm: Slurm, en
     else:
         slurm.kill_node("node2")
     assert f"{ERROR} ended {end}" in lines(attached.end(1))
+    assert slurm.scontrol(attached.job)["Restarts"] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [
+        ({}, 1),
+        ({"nodes": 1, "gpus_per_node": 2}, 1),  # a rank beside rank 0
+        ({"startup_commands": ['test "$RUNSPEC_NODE_RANK" = 0']}, 2),  # the second node refuses
+    ],
+)
+def test_a_job_of_which_one_rank_or_node_fails_is_not_started_again(
+    desk: Desk, slurm: Slurm, keys: dict[str, object], code: int
+) -> None:
+    desk.profile("fails", extends="toy", **keys)
+    attached = desk.start(f"nemo-runspec run {desk.script(FAILS)} --run fails")
+    assert f"{ERROR} failed with exit code {code}" in lines(attached.end(code))
     assert slurm.scontrol(attached.job)["Restarts"] == "0"
 
 

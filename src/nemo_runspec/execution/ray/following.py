@@ -49,7 +49,7 @@ class _Follower:
         """Follow the job to its end, and return its exit code."""
         import asyncio  # which takes as long to import as typer
 
-        from aiohttp import ClientError  # Ray's client needs it; the log comes over its websocket
+        from aiohttp import ClientError  # of the websocket that the log comes over
 
         while not self.signals:
             details = self._details()
@@ -59,9 +59,7 @@ class _Follower:
                     self._rest_of_log()
                     return self._report(details)
                 if details.status != "PENDING":
-                    with contextlib.suppress(
-                        *_NO_ANSWER, ClientError
-                    ):  # the next look at the job shows what that means
+                    with contextlib.suppress(*_NO_ANSWER, ClientError):  # the next look at the job shows why
                         asyncio.run(self._stream())
             time.sleep(0.3)
         raise SignalNoted

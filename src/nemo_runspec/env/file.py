@@ -233,15 +233,15 @@ def tool_variables() -> dict[str, str]:
     toml = load_tables()[1]
     tables = toml.data.get(TOOL, {})
     values = {}
-    for name, key, value in ((name, key, value) for name, table in tables.items() for key, value in table.items()):
-        variable = _variable_of(name, key)
-        if has_password(str(value)):
-            at = f"{toml.where(TOOL, name, key)}: [{TOOL}.{name}] {key}"
-            raise UserError(
-                f"{at}: an address with a password, which has no place in what is submitted",
-                f'take it out and set {variable}; secrets = ["{variable}"] in the profile passes it on',
-            )
-        values[variable] = str(value)
+    for name, table in tables.items():
+        for key, value in table.items():
+            values[variable := _variable_of(name, key)] = str(value)
+            if has_password(str(value)):
+                at = f"{toml.where(TOOL, name, key)}: [{TOOL}.{name}] {key}"
+                raise UserError(
+                    f"{at}: an address with a password, which has no place in what is submitted",
+                    f'take it out and set {variable}; secrets = ["{variable}"] in the profile passes it on',
+                )
     return {**values, TOOL_TABLES: ",".join(tables)} if tables else values
 
 

@@ -13,7 +13,6 @@ corpus are gigabytes: the tasks map the files that `save_grams` writes.
 from __future__ import annotations
 
 import json
-import os
 import re
 import unicodedata
 from collections import Counter
@@ -24,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from nemotron.data_prep.curation.deduplication.columns import load_array
+from nemotron.data_prep.curation.deduplication.columns import load_array, save_whole
 from nemotron.data_prep.curation.deduplication.text_hashes import NO_SPACES, window_polynomials
 from nemotron.data_prep.curation.step import DocumentShard, DocumentWriter, StepTable, output_name, read_documents
 from nemotron.data_prep.work.shards import Plan, ShardOutput
@@ -88,10 +87,7 @@ def save_grams(protected: Mapping[int, np.ndarray], folder: Path) -> dict[int, P
     files = {length: folder / f"{length}.npy" for length in protected}
     folder.mkdir(parents=True, exist_ok=True)
     for length, grams in protected.items():
-        part = folder / f".{length}-{os.getpid()}"
-        with part.open("wb") as file:
-            np.save(file, grams, allow_pickle=False)
-        part.replace(files[length])
+        save_whole(files[length], grams)
     return files
 
 

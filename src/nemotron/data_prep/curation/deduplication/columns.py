@@ -6,6 +6,7 @@ documents in the first one. Files are `.npy` and are never unpickled.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,6 +70,14 @@ def save_array(output: ShardOutput, name: str, array: NDArray[Any]) -> None:
     """Write one column of a shard, `NAME.npy`."""
     with output.path(f"{name}.npy").open("wb") as file:
         np.save(file, array, allow_pickle=False)
+
+
+def save_whole(path: Path, array: NDArray[Any]) -> None:
+    """Write an array that the tasks of all shards read, in one step."""
+    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    with aside.open("wb") as file:
+        np.save(file, array, allow_pickle=False)
+    aside.replace(path)
 
 
 def load_array(path: Path) -> NDArray[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nemotron.data_prep.curation.deduplication.columns import Columns, load_array
+from nemotron.data_prep.curation.deduplication.columns import Columns, load_array, save_whole
 from nemotron.data_prep.curation.step import (
     DocumentShard,
     DocumentWriter,
@@ -66,10 +65,7 @@ def remove_duplicates(
     """
     order = np.argsort(losers)
     pairs = np.stack([losers[order], keepers[order]]).astype(np.int64)
-    part = columns.folder / f".{DUPLICATES}-{os.getpid()}"
-    with part.open("wb") as file:
-        np.save(file, pairs, allow_pickle=False)
-    part.replace(columns.folder / DUPLICATES)
+    save_whole(columns.folder / DUPLICATES, pairs)
     digest = hashlib.sha256(pairs.tobytes()).hexdigest()
     plan = plan_step(files, {**settings, "duplicates": digest})
     return collect(plan, work_dir, _remove, _Removal(columns, reason), engine)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import statistics
 import sys
 import threading
@@ -45,6 +46,7 @@ SERVERS = {
 """Family -> the resources server whose published records it verifies, too."""
 FAILURE, ROLLOUT, TASK = "_ng_failure_class", "_ng_rollout_index", "_ng_task_index"
 COOKIE = "nemotron_session"
+LOCAL = ("127.0.0.1", "localhost", "::1")
 MAX_SESSIONS = 4096
 MAX_BYTES = 16 * 2**20
 
@@ -257,10 +259,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read(self) -> Body:
         # A page in a browser on this machine can send neither of these, and programs may be run here.
-        host = self.headers.get("Host", "").partition(":")[0]
-        if self.server.is_local and host not in ("127.0.0.1", "localhost"):
+        host = re.sub(r":\d*$", "", self.headers.get("Host", "")).strip("[]")
+        if self.server.is_local and host not in LOCAL:
             self.close_connection = True
-            raise BadRequest(403, f"asked for as {host!r}: this server is 127.0.0.1 alone; --host lets others in")
+            raise BadRequest(403, f"asked for as {host!r}: this server is for this machine alone; --host lets others in")
         if self.headers.get_content_type() != "application/json":
             self.close_connection = True
             raise BadRequest(415, "Content-Type has to be application/json")
@@ -307,10 +309,12 @@ class GymHTTPServer(ThreadingHTTPServer):
     request_queue_size = 1024
 
     def __init__(self, resources: ResourcesServer, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.resources, self.is_local = resources, host in ("127.0.0.1", "localhost")
+        self.resources, self.is_local = resources, host in LOCAL
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     @property
     def url(self) -> str:
         """Where it is, with the port that it was given where 0 was asked for."""
-        return f"http://{self.server_address[0]!s}:{self.server_address[1]}"
+        host, port = self.server_address[:2]
+        return f"http://[{host!s}]:{port}" if self.address_family == socket.AF_INET6 else f"http://{host!s}:{port}"

@@ -86,6 +86,11 @@ def test_a_stage_is_a_step_or_the_last_word_of_its_command(family: str, stage: s
     assert find_step(family, stage).name == name
 
 
+def test_a_plan_of_the_cpu_takes_nothing_that_is_of_gpus() -> None:
+    with pytest.raises(UserError, match="--nodes is for plans of GPUs"):
+        plan(Options("nano3", "pretrain", "tiny", [], "cpu", 4, None, None, False))
+
+
 def test_quantisation_aware_distillation_counts_the_model_twice() -> None:
     """Super 3 on 128 GPUs, TP4 EP64 (config/qad/default.yaml): the teacher's weights are as many as the student's."""
     numbers = plan(Options("super3", "qad", None, [], "h100", None, None, None, False))

@@ -36,8 +36,8 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(family: str, environment: Any = None) -> Iterator[str]:
-    with GymHTTPServer(ResourcesServer(family, environment)) as server:
+def serving(family: str, environment: Any = None, host: str = "127.0.0.1") -> Iterator[str]:
+    with GymHTTPServer(ResourcesServer(family, environment), host) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield server.url
@@ -217,6 +217,16 @@ def test_a_page_in_a_browser_cannot_have_anything_verified() -> None:
         client.cookie = 'nemotron_session="a\\015\\012b"'
         assert client.post("/seed_session", {}) == (200, {})
         assert len(client.cookie) == len("nemotron_session=") + 32  # another one, without line breaks
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_each_name_of_this_machine_can_be_listened_on_and_asked_for(host: str) -> None:
+    try:
+        with serving("math", host=host) as url:
+            assert Client(url).post("/seed_session", {}) == (200, {})
+    except OSError:
+        assert host == "::1"
+        pytest.skip("no IPv6 here")
 
 
 def test_a_body_that_is_too_long_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

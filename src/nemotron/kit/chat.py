@@ -43,6 +43,7 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     dict: ("object",), list: ("array",),
 }  # fmt: skip
+_SHOWN = {"True": "true", "False": "false", "None": "null"}  # by the templates' `string` filter -> as JSON
 
 
 def control_tokens(template: str) -> tuple[str, ...]:
@@ -259,9 +260,9 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
     """Split an answer into `(text, calls)`, each call as {name, arguments}.
 
     Calls are in the XML style of the Nemotron 3 templates, where a value is text if its declaration allows texts alone
-    or says nothing (`declared_types`), else JSON as far as it can be read: beside texts, JSON of the other types. Or
-    they are in the JSON lists of Nano v2. What is malformed (a tag missing, text between parameters, a parameter twice;
-    a list that is not one of calls) stays in the text.
+    or says nothing (`declared_types`), else JSON as far as it can be read, or True, False or None, as those templates
+    show them: beside texts, values of the other types. Or they are in the JSON lists of Nano v2. What is malformed (a
+    tag missing, text between parameters, a parameter twice; a list that is not one of calls) stays in the text.
     """
     declared = {function["name"]: function.get("parameters") or {} for function in map(function_of, tools)}
     calls: list[dict[str, Any]] = []
@@ -280,7 +281,7 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
             allowed = declared_types((parameters.get("properties") or {}).get(parameter[1]), parameters)
             if allowed != {"string"}:
                 with suppress(ValueError, RecursionError):
-                    read = json_value(value)
+                    read = json_value(_SHOWN.get(value, value))
                     if "string" not in allowed or not allowed.isdisjoint({*_JSON_TYPES[type(read)]} - {"string"}):
                         value = read
             arguments[parameter[1]] = value

@@ -281,6 +281,19 @@ def test_tools_of_nano2() -> None:
     ) in text
 
 
+@pytest.mark.parametrize("template", ["nano2", "nano3", "super3", "lightning35", "ultra3"])
+def test_values_of_all_types_are_read_as_the_template_shows_them(template: str) -> None:
+    values = {"boolean": True, "integer": 7, "number": 1.5, "null": None, "object": {"x": [True]}, "string": "None"}
+    properties: dict[str, Any] = {name: {"type": name} for name in values}
+    properties["either"] = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    for either in (False, None):
+        call = {"name": "f", "arguments": {**values, "either": either}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        text = render([USER, turn], tools=[tool], template=template)
+        assert chat.parse_tool_calls(response_of(text.rpartition("</think>")[2], template), [tool])[1] == [call]
+
+
 def test_calls_of_nano2_are_read_as_they_are_written() -> None:
     calls = [{"name": "add", "arguments": {"a": 2, "b": [1.5]}}, {"name": "f", "arguments": {}}]
     written = render([USER, {"role": "assistant", "content": "Let me see.", "tool_calls": calls}], template="nano2")

@@ -24,7 +24,7 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat import END_THINK, THINK, generation_prompt, parse_response, render
+from nemotron.kit.chat import END_THINK, THINK, opens_reasoning, parse_response, render
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn, reasoning_budget
 from nemotron.stack.models import NemotronH
@@ -73,8 +73,9 @@ class Speaker:
         """
         thinking = max_reasoning != 0
         prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True, template=self.template)
-        # `<think>` stands in the prompt, and is yet a part of the response.
-        text = generation_prompt(self.template, thinking).partition("\n")[2]
+        # What opens reasoning or leaves it out stands in the prompt, and is yet a part of the response. Under Nano 2 it
+        # is a matter of words in the messages.
+        text = {True: f"{THINK}\n", False: THINK + END_THINK, None: ""}[opens_reasoning(prompt)]
         shown, ending = Shown(), "no answer within --max-new-tokens"
         try:
             for piece in self.stream(prompt, max_reasoning or None):

@@ -262,7 +262,9 @@ class _Handler(BaseHTTPRequestHandler):
         host = re.sub(r":\d*$", "", self.headers.get("Host", "")).strip("[]")
         if self.server.is_local and host not in LOCAL:
             self.close_connection = True
-            raise BadRequest(403, f"asked for as {host!r}: this server is for this machine alone; --host lets others in")
+            raise BadRequest(
+                403, f"asked for as {host!r}: this server is for this machine alone; --host lets others in"
+            )
         if self.headers.get_content_type() != "application/json":
             self.close_connection = True
             raise BadRequest(415, "Content-Type has to be application/json")

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from nemo_runspec.errors import UserError
 from nemotron.stack.evaluation.language_model import bits_per_byte_by_position, score_answers
 from nemotron.stack.evaluation.retrieval import Documents
 from nemotron.stack.models import NemotronH
@@ -51,9 +52,21 @@ def score_long_text(
             model, batches_of(made, max(1, batch_size * seq_len // length), device)
         )
     if windows := [document[: seq_len + 1] for document in documents if len(document) > seq_len][:WINDOWS]:
-        ends = [length for length in settings.lengths if length < seq_len] + [seq_len]
+        ends = sorted({length for length in settings.lengths if length < seq_len} | {seq_len})
         scores["text"] = bits_per_byte_by_position(model, np.stack(windows), byte_lengths_V, ends)
     return scores
+
+
+def check_retrieval(
+    tokenizer: Tokenizer, documents: Sequence[NDArray[np.integer[Any]]], settings: RetrievalConfig
+) -> None:
+    """UserError if `score_long_text` could not make what it asks about: before a training, not behind it."""
+    haystack = np.concatenate(documents)
+    for facts, length in product(settings.facts, settings.lengths):
+        try:
+            next(Documents(length, facts, settings.words, 0).make(tokenizer, haystack, 1, settings.seed))
+        except UserError as error:
+            raise error.at(f"evaluation.retrieval, {facts} facts in {length} tokens") from None
 
 
 def batches_of(

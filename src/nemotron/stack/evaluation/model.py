@@ -209,7 +209,7 @@ def model_stream_fn(
     def stream_fn(prompt: str, max_reasoning: int | None) -> Iterator[str]:
         budget = (
             None
-            if max_reasoning is None or template is None
+            if max_reasoning is None or template is None or chat.opens_reasoning(prompt) is False
             else reasoning_budget(tokenizer_dir, template, max_reasoning, max_new_tokens)
         )
         ids = tokenizer.encode(prompt, add_special_tokens=False).ids

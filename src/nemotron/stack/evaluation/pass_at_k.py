@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from fractions import Fraction
 
 
 def ks_of(samples: int) -> list[int]:
@@ -27,7 +28,8 @@ def pass_at_k(scores: Sequence[float], k: int) -> float:
     known = sorted(score for score in scores if not math.isnan(score))
     if len(known) < k:
         return math.nan
-    return sum(score * math.comb(i, k - 1) for i, score in enumerate(known)) / math.comb(len(known), k)
+    choices = math.comb(len(known), k)  # of 2,048 samples more than a float holds: shares are taken of integers
+    return math.fsum(score * (math.comb(i, k - 1) / choices) for i, score in enumerate(known))
 
 
 def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int) -> float:
@@ -48,19 +50,19 @@ def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int) 
             by_answer[vote].append(score)
     silent = sum(vote is None for vote, _ in known)
     sizes = [len(given) for given in by_answer.values()]
-    total = 0.0
+    expected, choices = 0.0, math.comb(len(known), k)
     for size in set(sizes):  # answers given equally often win equally often
         mean_scores = sum(sum(given) / size for given in by_answer.values() if len(given) == size)
         others = sizes.copy()
         others.remove(size)
-        wins = math.fsum(
+        wins = sum(
             math.comb(size, count) * _ways(others, silent, k - count, count) for count in range(1, min(size, k) + 1)
         )
-        total += mean_scores * wins
-    return total / math.comb(len(known), k)
+        expected += mean_scores * float(wins / choices)
+    return expected
 
 
-def _ways(others: Sequence[int], silent: int, drawn: int, most: int) -> float:
+def _ways(others: Sequence[int], silent: int, drawn: int, most: int) -> Fraction:
     """In how many ways `drawn` samples are of other answers, none more than `most` times, or of none; each divided by
     how many answers then tie at `most`, the winner included.
 
@@ -73,4 +75,7 @@ def _ways(others: Sequence[int], silent: int, drawn: int, most: int) -> float:
             for count in range(min(size, most, drawn - taken) + 1):
                 longer[taken + count, ties + (count == most)] += number * math.comb(size, count)
         ways = longer
-    return math.fsum(number * math.comb(silent, drawn - taken) / (ties + 1) for (taken, ties), number in ways.items())
+    return sum(
+        (Fraction(number * math.comb(silent, drawn - taken), ties + 1) for (taken, ties), number in ways.items()),
+        Fraction(),
+    )

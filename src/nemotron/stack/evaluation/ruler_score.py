@@ -25,6 +25,7 @@ from nemotron.stack.models import NemotronH
 if TYPE_CHECKING:
     from nemotron.kit.schemas.evaluation import RulerConfig
 
+MASK_ENTRIES = 2**25  # prompts of unequal length are masked: batch x length^2 entries of some 4 bytes
 SENTENCES = 5_000  # of held-out text that stand between facts; then they come again
 
 
@@ -47,7 +48,6 @@ def score_ruler(
     material = Material(
         [token[1:] for token, _ in single_token_words(tokenizer)], sentences_of(tokenizer, documents), passages
     )
-    generate = model_generate_fn(model, tokenizer_dir, template, max_new_tokens=settings.max_new_tokens, batch_size=32)
 
     def prompt_of(sample: Sample) -> str:
         if template is None:
@@ -67,6 +67,13 @@ def score_ruler(
             samples = make_samples(task, material, settings.per_task, settings.seed, fits)
         except UserError as error:
             raise error.at(f"ruler.lengths, {length}") from None
+        generate = model_generate_fn(
+            model,
+            tokenizer_dir,
+            template,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=max(1, min(32, MASK_ENTRIES // length**2)),
+        )
         prompts = [prompt_of(sample) for sample in samples]
         texts = [completion.text for completion in generate(prompts, temperature=0.0, seed=settings.seed)]
         answers = texts

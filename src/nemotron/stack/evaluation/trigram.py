@@ -35,7 +35,7 @@ class InterpolatedTrigram:
             raise ValueError(f"{len(tokens)} tokens are too few to count trigrams")
         self._vocab_size = vocab_size
         self._unigram = (np.bincount(tokens, minlength=vocab_size) + 1) / (len(tokens) + vocab_size)
-        self._followed = np.bincount(tokens[:-1], minlength=vocab_size + 1)  # index V: no token before, never seen
+        self._followed = np.bincount(tokens[:-1], minlength=vocab_size)
         pairs = tokens[:-1] * vocab_size + tokens[1:]
         counting(0)
         self._bigrams, self._bigram_counts = np.unique(pairs, return_counts=True)

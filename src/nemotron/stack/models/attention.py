@@ -110,4 +110,4 @@ def packing_mask(seq_idx_BL: Tensor, shared_prompt: bool = False) -> Tensor:
     seen_BLL = seq_idx_BL.unsqueeze(-1) == seq_idx_BL.unsqueeze(-2)
     if shared_prompt:
         seen_BLL |= (seq_idx_BL == 0).unsqueeze(-2)
-    return seen_BLL.tril().unsqueeze(1)
+    return seen_BLL.tril_().unsqueeze(1)

@@ -70,6 +70,21 @@ def test_an_answer_is_shown_while_it_is_written(capsys: pytest.CaptureFixture[st
     assert tuple(capsys.readouterr()) == ("\n", "")
 
 
+@pytest.mark.parametrize(
+    ("question", "max_reasoning", "reply", "message"),
+    [
+        ("1? /no_think", None, "1382", {"content": "1382"}),
+        ("1? /think", 0, "so\n</think>\n1382", {"content": "1382", "reasoning_content": "so"}),
+    ],
+)
+def test_under_nano2_a_word_of_the_question_turns_reasoning_on_and_off(
+    question: str, max_reasoning: int | None, reply: str, message: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = speaker(Replies(reply), "nano2").answer([{"role": "user", "content": question}], max_reasoning)
+    assert answer == {"role": "assistant", **message}
+    assert capsys.readouterr().out == "1382\n"
+
+
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

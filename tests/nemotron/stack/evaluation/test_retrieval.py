@@ -14,8 +14,9 @@ from torch import nn
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
+from nemotron.kit.schemas.pretraining import RetrievalConfig
 from nemotron.stack.evaluation.language_model import score_answers
-from nemotron.stack.evaluation.long_text import batches_of
+from nemotron.stack.evaluation.long_text import batches_of, check_retrieval
 from nemotron.stack.evaluation.retrieval import Documents, find_words
 
 WORDS = ["river", "stone", "cloud", "window", "letter", "garden", "silver", "number", "castle", "forest", "engine"]
@@ -111,3 +112,7 @@ def test_what_does_not_fit_is_refused(tokenizer: Tokenizer) -> None:
         find_words(tokenizer, 500)
     with pytest.raises(UserError, match="tokens of text stand between"):
         documents(tokenizer, length=4000)
+    settings = RetrievalConfig(lengths=[120, 64], num_documents=4, facts=[2, 6], words=WORDS_EACH, seed=0)
+    with pytest.raises(UserError, match=r"evaluation\.retrieval, 6 facts in 120 tokens: 6 facts, but 5 words"):
+        check_retrieval(tokenizer, [HAYSTACK], settings)
+    check_retrieval(tokenizer, [HAYSTACK], settings.model_copy(update={"facts": [2], "lengths": [120]}))

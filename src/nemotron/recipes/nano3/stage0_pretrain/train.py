@@ -64,7 +64,7 @@ from nemotron.kit import Checkpoint, PretrainBlend, Results, print_complete, rea
 from nemotron.kit.commands import command_hint
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.evaluation.language_model import bits_per_byte_of, score_text, token_byte_lengths
-from nemotron.stack.evaluation.long_text import score_long_text
+from nemotron.stack.evaluation.long_text import check_retrieval, score_long_text
 from nemotron.stack.evaluation.model import load_tokenizer, score_tasks
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import config_from_dict
@@ -132,10 +132,14 @@ def open_data(cfg: PretrainConfig, ranks: Ranks) -> Data:
     loaders = PhaseLoaders(cfg.dataset, cfg.train.train_iters * cfg.train.global_batch_size, cfg.rng.seed, ranks)
     if (size := loaders.full.vocab_size) > cfg.model.vocab_size:
         raise UserError(f"model.vocab_size {cfg.model.vocab_size} is smaller than the tokenizer's {size}")
-    if cfg.evaluation.retrieval is not None and not validation_streams(cfg.dataset.path, 1):
-        raise UserError(f"{blend.ref} holds no text out to ask about", "evaluation.retrieval=null leaves that out")
     tokenizer_dir = blend.tokenizer_path or blend.path
-    data = Data(loaders, tokenizer_dir, torch.from_numpy(token_byte_lengths(load_tokenizer(tokenizer_dir))))
+    tokenizer = load_tokenizer(tokenizer_dir)
+    if (retrieval := cfg.evaluation.retrieval) is not None:
+        if not validation_streams(cfg.dataset.path, 1):
+            raise UserError(f"{blend.ref} holds no text out to ask about", "evaluation.retrieval=null leaves that out")
+        documents = held_out_documents(cfg.dataset.path)
+        check_retrieval(tokenizer, [*chain.from_iterable(documents.values())], retrieval)
+    data = Data(loaders, tokenizer_dir, torch.from_numpy(token_byte_lengths(tokenizer)))
     if cfg.checkpoint.pretrained_checkpoint is not None:
         data.base = Checkpoint.load(path=cfg.checkpoint.pretrained_checkpoint)
         check_base(data.base, config_from_dict(cfg.model.model_dump()), tokenizer_dir)

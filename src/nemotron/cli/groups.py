@@ -13,10 +13,10 @@ from typer.core import TyperGroup
 
 from nemo_runspec.config.help import recipe_command
 from nemo_runspec.errors import UserError, did_you_mean
-from nemo_runspec.job import CONTEXT_SETTINGS
+from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemotron.kit.steps import STEPS_FILE, Recipe, RecipeStep
 
-OPTIONS_WITH_VALUE = ("-c", "--config", "--run", "--batch", "--from", "--to")
+OPTIONS_WITH_VALUE = (*VALUED, "--from", "--to")
 
 
 def first_sentence(text: str) -> str:

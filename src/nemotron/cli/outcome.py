@@ -50,8 +50,8 @@ def show_outcome(results: Sequence[StepResult], registry: Registry, family: Path
     evaluation = _evaluation(last, registry)
     if evaluation is None:
         return last.exit_code
-    page = _write_report(evaluation, last, registry, family)
     _show_table(evaluation, results, family)
+    page = _write_report(evaluation, last, registry, family)
     typer.echo(f"report: {page}")
     if evaluation.record["metrics"]["in_band"]:
         return last.exit_code

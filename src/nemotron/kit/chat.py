@@ -164,8 +164,10 @@ def render_with_mask(
     if low_effort:
         chosen.check_switch("low_effort")
     check_messages(messages)
+    # As an inference engine gets them; templates of users may ask for `tool.function`.
+    wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools or ()]
     variables: dict[str, Any] = {
-        "tools": tools,
+        "tools": wrapped or None,
         "enable_thinking": enable_thinking,
         "low_effort": low_effort,
         "add_generation_prompt": add_generation_prompt,

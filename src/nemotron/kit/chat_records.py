@@ -82,7 +82,9 @@ def to_pair(record: Mapping[str, Any]) -> tuple[list[Any], list[Any], list[Any]]
         raise UntrainableError(NO_PAIR, f"{NO_PAIR}: no field {missing[0]!r}; its fields are {_fields(record)}")
     answers = [normalize_messages(record[name]) for name in ("chosen", "rejected")]
     # Beside whole conversations a list of turns is one of them once more.
-    is_whole = any(isinstance(turn, dict) and turn.get("role") == "user" for turn in answers[0])
+    is_whole = isinstance(answers[0], list) and any(
+        isinstance(turn, dict) and turn.get("role") == "user" for turn in answers[0]
+    )
     names = ("prompt", "question", *(() if is_whole else TURNS))
     asked = next((record[name] for name in names if record.get(name) is not None), None)
     prompt = {} if asked is None else {"prompt": asked}
@@ -249,7 +251,7 @@ def _normalized_call(call: Any) -> Any:
         return call
     function = call.get("function")
     if isinstance(function, Mapping):
-        return {"function": {**function, "arguments": _from_json(function.get("arguments"))}}
+        return {**call, "function": {**function, "arguments": _from_json(function.get("arguments"))}}
     return {**call, "arguments": _from_json(call.get("arguments"))}
 
 

@@ -121,7 +121,10 @@ class ChatTemplate:
                     parts, trained = [], part is _BEGIN
                 else:
                     parts.append(part)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
+        except (
+            *(jinja2.TemplateError, TypeError, ValueError, LookupError),
+            *(ArithmeticError, AttributeError, RecursionError),  # a template that divides by zero, or calls itself
+        ) as error:
             raise UserError(f"chat template {self.name}: {error}") from error
         text = "".join(parts)
         return [*segments, (text, trained)] if text else segments
@@ -286,7 +289,8 @@ def keep_template(template: str, folder: Path) -> str | Path:
 
 def has_template(folder: Path) -> bool:
     """Whether a tokenizer's folder holds a chat template."""
-    return (folder / "chat_template.jinja").is_file() or "chat_template" in _settings(folder / "tokenizer_config.json")
+    settings = _settings(folder / "tokenizer_config.json")
+    return (folder / "chat_template.jinja").is_file() or settings.get("chat_template") is not None
 
 
 def stop_tokens(folder: Path, template: str | None) -> tuple[str, ...]:
@@ -392,9 +396,15 @@ def _environment() -> jinja2.Environment:
     return _Sandbox()
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    """Characters as they are, without the HTML escapes of Jinja's own; keys in their order."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Characters as they are, without the HTML escapes of Jinja's own; keys in their order, as transformers has it."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:

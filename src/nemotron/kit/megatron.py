@@ -201,11 +201,11 @@ def noted_iteration(folder: Path) -> int | None:
 def register_checkpoint(folder: Path, name: str, registry: Registry) -> MegatronCheckpoint | None:
     """Publish the newest checkpoint in a folder that a run of Megatron writes to; None if there is nothing new.
 
-    An iteration that a version of `name` has is not published again. The files become hard links, where the file system
-    has them: they take no second place, and stay when the run deletes its oldest checkpoints.
+    An iteration that a version of `name` has is not published again. The files become hard links: they take no second
+    place, and stay when the run deletes its oldest checkpoints.
 
     Raises:
-        UserError: the folder notes no number; what it notes is no whole checkpoint.
+        UserError: the folder notes no number; what it notes is no whole checkpoint; the file system has no hard links.
     """
     iteration = noted_iteration(folder)
     published = [version.record["fields"].get("num_steps") for version in registry.readable(name)]

@@ -69,7 +69,7 @@ class MetricsLog:
     def log(self, step: int, **values: Any) -> None:
         """Append `values` of `step`: numbers, strings, booleans, None, 0-d tensors, and lists or dicts of them.
 
-        Raises TypeError for anything else.
+        Raises TypeError, ValueError or RuntimeError for anything else.
         """
         record = {"step": int(step), "time": round(time.time(), 3), **_plain(values)}
         if self._stream is None:

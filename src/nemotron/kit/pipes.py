@@ -82,7 +82,7 @@ def read_pipe() -> dict[str, str]:
     if _read is None:
         if piped() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError("several processes cannot read their inputs from one pipe", "name them: run.data=NAME")
-        _read = _parse(sys.stdin.read()) if piped() else {}
+        _read = _parse(sys.stdin.buffer.read().decode(errors="backslashreplace")) if piped() else {}
     return dict(_read)
 
 

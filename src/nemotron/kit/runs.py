@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_runspec.artifacts.aside import ASIDE_DIR, aside_directory
 from nemo_runspec.env.roots import output_root
 from nemo_runspec.errors import UserError, nearest
 from nemo_runspec.user_files import expanded
@@ -90,11 +92,16 @@ def recorded_runs() -> list[RecordedRun]:
         if error.filename == str(root) and not isinstance(error, FileNotFoundError):
             raise UserError(f"cannot read {root}: {error.strerror}")
 
-    runs = []
-    for folder, below, files in os.walk(root, onerror=fail_at_root):
+    runs, seen = [], set[Path]()
+    for folder, below, files in os.walk(root, onerror=fail_at_root, followlinks=True):
         path = Path(folder)
-        if path == root and "artifacts" in below:
-            below.remove("artifacts")
+        # Runs may lie behind a link, on another disk; below them links lead to data, or back.
+        is_deep = path.is_symlink() and len(path.relative_to(root).parts) > len(("family", "stage", "run"))
+        if is_deep or (real := path.resolve()) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        below[:] = [name for name in below if name != ASIDE_DIR and not (path == root and name == "artifacts")]
         if STATE_FILE in files and path != root:
             below.clear()
             runs.append(RecordedRun(path.relative_to(root).as_posix(), path, read_state(path)))
@@ -113,6 +120,21 @@ def _last_written(run: RecordedRun) -> float:
         with contextlib.suppress(OSError):
             times.append((run.directory / name).stat().st_mtime)
     return max(times)
+
+
+def remove_run(directory: Path) -> None:
+    """Remove a run's directory, out of the way at once: what a kill leaves of it is no run, nor a part of the next one.
+
+    UserError where a process works on it, one that started a moment ago included.
+    """
+    with aside_directory(directory.parent) as aside, (directory / LOCK_FILE).open("ab") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{directory}: a process is at work there", "stop it first") from None
+        shutil.rmtree(directory.rename(aside / directory.name))
+    with contextlib.suppress(OSError):
+        (directory.parent / ASIDE_DIR).rmdir()
 
 
 def find_run(word: str, *, logged: bool = False) -> RecordedRun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemo_runspec.execution.local import CPU_SETTINGS
+from nemotron.kit.commands import makers_by_artifact
 from nemotron.kit.model_folder import Origin
 
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
@@ -164,6 +166,12 @@ def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemo
 def test_a_model_that_no_config_makes_is_refused(nemotron: Nemotron, words: str, error: str, hint: str) -> None:
     refused = nemotron(words)
     assert refused.returncode == 2 and error in refused.stderr and hint in refused.stderr, refused.stderr
+
+
+@pytest.mark.parametrize("family", ["nano2", "nano3", "super3", "lightning35"])
+def test_the_base_model_of_the_help_is_one_that_a_config_makes(family: str) -> None:
+    models = import_module(f"nemotron.cli.commands.{family}.app").MODELS
+    assert models.artifact(models.base[0], models.base_config) in makers_by_artifact()
 
 
 def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:

@@ -127,7 +127,7 @@ def test_messages_as_they_are_published() -> None:
     called = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
     assert normalize_messages(json.dumps([USER, {**CALL, "tool_calls": [called], "name": None}])) == [
         USER,
-        {**CALL, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
+        {**CALL, "tool_calls": [{**called, "function": {"name": "add", "arguments": {"a": 2}}}]},
     ]
     inline = {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4", "tool_calls": []}
     assert normalize_messages([inline]) == [THOUGHT]
@@ -193,3 +193,9 @@ def test_preference_pairs(record: dict[str, Any], pair: tuple[list[Any], list[An
 def test_what_is_no_pair(record: dict[str, Any], message: str) -> None:
     with pytest.raises(UntrainableError, match=message):
         to_pair(record)
+
+
+def test_an_answer_that_is_a_number_is_not_trained_on() -> None:
+    prompt, chosen, _ = to_pair({"prompt": "2+2?", "chosen": 1, "rejected": 0})
+    with pytest.raises(UntrainableError, match="content must be text"):
+        check_conversation([*prompt, *chosen], None)

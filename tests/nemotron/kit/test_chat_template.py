@@ -11,7 +11,7 @@ import pytest
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat import control_tokens, generation_prompt, render, render_with_mask
 from nemotron.kit.chat_records import normalize_messages
-from nemotron.kit.chat_template import load_template, stop_tokens
+from nemotron.kit.chat_template import has_template, load_template, stop_tokens
 from nemotron.kit.chat_templates import TEMPLATES
 
 RELEASED = json.loads((Path(__file__).parent / "released_templates.json").read_text(encoding="utf-8"))
@@ -102,12 +102,35 @@ def test_what_ends_a_response(
         ("{{ messages.__class__.__mro__ }}", "own.jinja: access to attribute '__class__' of 'list' object is unsafe"),
         ("{{ messages.append(1) }}", "own.jinja: access to attribute 'append' of 'list' object is unsafe"),
         ("{{ 1 + 'x' }}", "own.jinja: unsupported operand"),
+        ("{{ 1 // 0 }}", "own.jinja: integer division"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "own.jinja: Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "own.jinja: maximum recursion depth"),
     ],
 )
 def test_a_template_that_fails_is_refused(source: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text(source, encoding="utf-8")
     with pytest.raises(UserError, match=complaint):
         render(TALK, template=str(tmp_path / "own.jinja"))
+
+
+def test_a_template_gets_what_an_inference_engine_gives_it(tmp_path: Path) -> None:
+    """Tools in their envelope, the ids of calls, and the arguments of `tojson` that transformers has."""
+    (tmp_path / "own.jinja").write_text(
+        "{{ tools[0].function.name }} {{ messages[1].tool_calls[0].id }} "
+        "{{ tools | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}"
+    )
+    call = {"id": "abc", "type": "function", "function": {"name": "é", "arguments": {}}}
+    talk = normalize_messages([TALK[0], {"role": "assistant", "content": "", "tool_calls": [call]}])
+    text = render(talk, tools=[{"name": "é", "description": "x"}], template=str(tmp_path / "own.jinja"))
+    assert text == 'é abc [{"function":{"description":"x","name":"\\u00e9"},"type":"function"}]'
+
+
+def test_a_template_that_is_null_is_none(tmp_path: Path) -> None:
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text('{"chat_template": null}')
+    assert not has_template(tmp_path)
+    settings.write_text('{"chat_template": "{{ messages }}"}')
+    assert has_template(tmp_path)
 
 
 def test_the_mask_of_a_template_without_marks_follows_from_its_prompts(tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def test_a_failed_script_upstream_is_said_so(upstream):
     assert done.returncode == 1 and "the script before it in the pipe failed" in done.stderr
 
 
+def test_bytes_that_are_no_text_are_no_map() -> None:
+    done = shell(f"printf '\\377\\376' | PYTHONIOENCODING=utf-8:strict {READ}")
+    assert done.returncode == 1 and "the last line of stdin is not a JSON map" in done.stderr
+
+
 @pytest.mark.parametrize("upstream", ["true", "echo", "printf ''"])
 def test_an_empty_stdin_means_no_inputs_and_says_so(upstream):
     done = shell(f"{upstream} | {READ}")

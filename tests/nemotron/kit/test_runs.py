@@ -16,7 +16,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import Preempted, RunFailed, UserError
 from nemotron.cli.main import app
 from nemotron.kit import Dataset, Results, Run, open_run
-from nemotron.kit.runs import RecordedRun, find_run, recorded_runs
+from nemotron.kit.runs import RecordedRun, find_run, inputs_in_use, recorded_runs
 
 
 @pytest.fixture
@@ -98,6 +98,19 @@ def test_removing_a_run_leaves_what_it_published(script: Path, raw: Dataset, reg
     assert result.output.startswith(f"removed toy/train/tiny-{run.fingerprint}, ")
     assert result.output.endswith(" freed; stays: toy-train-results-tiny:1\n")
     assert not run.dir.exists() and registry.verify("toy-train-results-tiny:1") == []
+    assert list(run.dir.parent.iterdir()) == []
+
+
+def test_runs_on_another_disk_are_seen_through_a_link(script: Path, raw: Dataset, tmp_path: Path) -> None:
+    """Else `artifacts gc` would remove what one of them still reads."""
+    with pytest.raises(RunFailed), opened(script) as run:
+        raise RunFailed("out of memory")
+    family = run.dir.parent.parent
+    (family.rename(tmp_path / "disk") / "back").symlink_to(family)
+    family.symlink_to(tmp_path / "disk")
+    assert {each.condition for each in recorded_runs()} == {"failed"} and inputs_in_use() == {"raw:1"}
+    command(f"rm {run.fingerprint} --force")
+    assert recorded_runs() == []
 
 
 def test_a_word_that_names_nothing_removes_no_run_though_there_is_only_one(script: Path, raw: Dataset) -> None:

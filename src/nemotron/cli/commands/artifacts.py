@@ -148,7 +148,7 @@ def watch(
     while True:
         try:
             checkpoint = register_checkpoint(folder, name, registry)
-        except (UserError, RunFailed) as error:
+        except (UserError, RunFailed, OSError) as error:  # a disk that is full or away may be back at the next look
             if once:
                 raise
             if str(error) != said:
@@ -299,6 +299,8 @@ def verify(
     """
     registry = Registry.default()
     chosen = refs or [f"{name}:{version}" for name in registry.names() for version in registry.versions(name)]
+    for ref in refs or ():  # all are there, before hours are spent on the first
+        registry.resolve(ref)
     if not chosen:
         typer.echo(f"no artifacts in {registry.root}")
         return

@@ -26,6 +26,7 @@ class FamilyModels:
         defaults: without `--stage` chat takes the last of these that there is.
         names_end_with_config: as in nano3-rl-model-tiny; `--config` has to be given. Otherwise the models of config
             `tiny`, the default, have no such end.
+        base_config: the config whose base model the help asks.
     """
 
     family: str
@@ -34,6 +35,7 @@ class FamilyModels:
     aligned: tuple[str, ...]
     defaults: tuple[str, ...]
     names_end_with_config: bool
+    base_config: str = "tiny"
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -53,14 +55,16 @@ class FamilyModels:
 
         stages = [stage] if stage else reversed(self.defaults)
         names = [self.artifact(each, config) for each in stages]
-        made = [name for name in names if name in makers_by_artifact()]
         existing = [name for name in names if registry.versions(name)]
-        if not existing and not made:
+        if existing:
+            return existing[0]
+        made = [name for name in names if name in makers_by_artifact()]
+        if not made:
             prefix = f"{self.family}-{stage or self.defaults[0]}-model"
             made = [name for name in makers_by_artifact() if name.startswith(prefix)]
             configs = [name.removeprefix(prefix).removeprefix("-") or "tiny" for name in made]
             raise UserError(f"no model of config '{config}': there is no {names[0]}", did_you_mean(config, configs))
-        return (existing or made)[0]
+        return made[0]
 
 
 def chat_help(models: FamilyModels) -> str:
@@ -68,7 +72,8 @@ def chat_help(models: FamilyModels) -> str:
     stages = ", ".join(f"{stage} (completes text)" if stage in models.base else stage for stage in models.stages)
     artifact = models.artifact("STAGE", "CONFIG" if models.names_end_with_config else "tiny")
     defaults, command = ", ".join(models.defaults), f"{models.command} chat"
-    chat = f"{command} -c tiny" if models.names_end_with_config else command
+    configs = ("tiny", models.base_config)
+    chat, base = (f"{command} -c {config}" if models.names_end_with_config else command for config in configs)
     return f"""Talk to the model of a stage.
 
     Stages: {stages}. Reads the artifact {artifact}; without --stage the last of {defaults} that there is.
@@ -79,7 +84,7 @@ def chat_help(models: FamilyModels) -> str:
       {chat}
       {chat} --stage sft --reasoning-budget 8 "What is 728+654?"
       {command} -m ./my-model
-      echo "def main(" | {chat} --stage pretrain
+      echo "def main(" | {base} --stage pretrain
     """
 
 

@@ -151,10 +151,8 @@ def remove(
 
     What they published stays. A run at work is not removed, and one that could go on only with --force.
     """
-    import shutil
-
     from nemo_runspec.artifacts.manifest import human_size
-    from nemotron.kit.runs import find_run, size_of
+    from nemotron.kit.runs import find_run, remove_run, size_of
 
     chosen = list({run.directory: run for run in map(find_run, names)}.values())
     for run in chosen:
@@ -167,7 +165,7 @@ def remove(
     for run in chosen:
         size, versions = size_of(run.directory), run.published()
         try:
-            shutil.rmtree(run.directory)
+            remove_run(run.directory)
         except OSError as error:
             raise UserError(f"cannot remove {error.filename}: {error.strerror}") from None
         kept = f"; stays: {', '.join(versions)}" if versions else ""

@@ -17,7 +17,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import hits, protect, words
 from nemotron.data_prep.sources.documents import Split, stable_hash
 from nemotron.kit.chat_records import unused_keys
-from nemotron.kit.chat_template import load_template
+from nemotron.kit.chat_template import is_path, load_template
 from nemotron.kit.tables import aligned
 
 Item = TypeVar("Item")
@@ -48,6 +48,9 @@ class Conversation:
             return self.text
         unused = unused_keys(self.messages, template)
         messages = [{name: message[name] for name in message if name not in unused} for message in self.messages]
+        for message in () if is_path(template) else messages:
+            if calls := message.get("tool_calls"):  # their ids are not shown
+                message["tool_calls"] = [{k: call[k] for k in call if k not in ("id", "type")} for call in calls]
         content = [messages, self.tools] if self.tools else messages
         return json.dumps(content, sort_keys=True, ensure_ascii=False)
 

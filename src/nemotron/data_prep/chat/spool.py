@@ -46,9 +46,9 @@ from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.data_prep.work.shards import Plan, Shard, ShardOutput, run_shards
-from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
+from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens, render
 from nemotron.kit.chat_records import normalize_tools, to_messages, unused_keys
-from nemotron.kit.chat_template import load_template
+from nemotron.kit.chat_template import is_path, load_template
 from nemotron.kit.record_fields import CONVERSATION, TEXT
 
 SPOOLED = np.dtype(
@@ -398,6 +398,8 @@ def _conversations(work: ChatWork, source: ChatSource, template: str, account: _
             conversation = as_conversation(row.value, source, work.piece)
             if conversation.text is None:
                 check_conversation(conversation.messages, conversation.tools)
+                if is_path(template):
+                    _check_rendered(conversation, template)
         except UntrainableError as error:
             if source.reading.on_error == "stop":
                 at = where(work.piece, row.index)
@@ -412,6 +414,14 @@ def _conversations(work: ChatWork, source: ChatSource, template: str, account: _
             outcomes[NO_WEIGHT] += 1
             continue
         yield conversation
+
+
+def _check_rendered(conversation: Conversation, template: str) -> None:
+    """UntrainableError where a template of the user's refuses what a family's takes, such as two user turns."""
+    try:
+        render(conversation.messages, tools=conversation.tools, template=template)
+    except UserError as error:
+        raise UntrainableError("refused by the chat template", error.message, error.hint) from None
 
 
 def _names(used_in: object) -> list[object]:

@@ -800,6 +800,25 @@ def test_of_an_equal_sequence_only_one_conversation_has_the_tokens() -> None:
     assert len(chosen) == 6 and tokens == {0: 12, 1: 12, 3: 16}
 
 
+def test_a_conversation_that_the_users_template_refuses_is_named_or_left_out(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    twice = {"messages": [{"role": "user", "content": "Hi"}] * 2 + [{"role": "assistant", "content": "Ho"}]}
+    path = write(tmp_path / "own.jsonl", [asked(1), twice, asked(2)])
+    how = settings_of(tokenizer, str(template), source=ChatSource("own", chat_spool.chat_reading({}, "skip")))
+    _, outcomes, _ = run(tmp_path / "skip", [path], how)
+    assert outcomes["refused by the chat template"] == 1 and outcomes["kept"] == 2
+    how = replace(how, sources={"own": ChatSource("own", chat_spool.chat_reading({}, "stop"))})
+    with pytest.raises(UserError, match=r"own.jsonl:2: chat template .*own.jinja: roles must alternate"):
+        run(tmp_path / "stop", [path], how)
+
+
 def test_a_record_may_say_that_it_asks_for_low_effort(tokenizer: Tokenizer, tmp_path: Path) -> None:
     made = [record | {"brief": number % 3 == 0} for number, record in enumerate(records(12, seed=12))]
     source = ChatSource("own", replace(READING, columns=FIELDS | {"brief": "brief"}), effort_column="brief")

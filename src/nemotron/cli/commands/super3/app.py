@@ -20,6 +20,7 @@ MODELS = FamilyModels(
     aligned=("sft", "rl", "rlhf", "mtp-healing", "quantize", "qad"),
     defaults=("sft", "rlhf", "mtp-healing"),
     names_end_with_config=True,
+    base_config="tiny-phase2",
 )
 
 app = typer.Typer(

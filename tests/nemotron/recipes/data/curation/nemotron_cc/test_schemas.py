@@ -76,6 +76,11 @@ def test_one_limit_alone_leaves_the_other_as_it_is() -> None:
         assert filters.digits is None and filters.short_lines == LimitConfig(high=1)
 
 
+def test_limits_that_no_document_passes_are_refused() -> None:
+    with pytest.raises(ValueError, match="low 30 exceeds high 3"):
+        LimitConfig(low=30, high=3)
+
+
 def test_misspelt_labels_are_refused() -> None:
     run = {"data": "a", "output": "b"}
     with pytest.raises(ValidationError, match="medium-high"):

@@ -180,6 +180,10 @@ class Registry:
             raise UserError(f"{path} is not in a published artifact")
         return self.resolve(f"{parts[0]}:{parts[1]}")
 
+    def check_known(self, ref: str) -> None:
+        """UserError where there is no such name or version; nothing of it is read."""
+        self._locate(ref)
+
     def verify(self, ref: str) -> list[str]:
         """Read every byte of a version and list what is not as it was published; an empty list means sound.
 

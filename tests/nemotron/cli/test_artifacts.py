@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.artifacts.local_store import LocalStore
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.cli.commands.artifacts import LONGEST_TEXT
 from nemotron.cli.main import app
@@ -101,6 +102,26 @@ def test_verify_finds_one_flipped_byte_and_names_the_file(published: dict[str, V
     assert f"{victim}: content differs" in done.output
     assert "1 of 3 versions are corrupt" in done.output
     assert run("verify some-model:2").exit_code == 0
+    (published["first"].directory / "artifact.json").unlink()
+    assert "artifact.json: No such file" in run("verify some-model:1").output
+
+
+def test_verify_reads_nothing_where_a_name_is_unknown_and_goes_on_behind_an_unreadable_folder(
+    published: dict[str, Version], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = run("verify some-data some-modle")
+    assert refused.output == "" and isinstance(refused.exception, UserError)
+    versions = LocalStore.versions
+
+    def unreadable(store: LocalStore, name: str) -> list[int]:
+        if name == "some-data":
+            raise UserError("some-data: permission denied")
+        return versions(store, name)
+
+    monkeypatch.setattr(LocalStore, "versions", unreadable)
+    done = run("verify")
+    assert done.exit_code == 1 and "some-data: corrupt\n  some-data: permission denied\n" in done.output
+    assert "some-model:2: ok" in done.output
 
 
 def test_lineage_fails_when_a_record_on_the_way_was_changed(published: dict[str, Version]) -> None:

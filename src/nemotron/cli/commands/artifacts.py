@@ -298,15 +298,23 @@ def verify(
     Exits 1 when a file is not as it was published.
     """
     registry = Registry.default()
-    chosen = refs or [f"{name}:{version}" for name in registry.names() for version in registry.versions(name)]
-    for ref in refs or ():  # all are there, before hours are spent on the first
-        registry.resolve(ref)
+    chosen = refs or []
+    for ref in chosen:  # all are there, before hours are spent on the first
+        registry.check_known(ref)
+    for name in () if refs else registry.names():
+        try:
+            chosen += [f"{name}:{version}" for version in registry.versions(name)]
+        except UserError:  # its folder cannot be read, and is one problem
+            chosen.append(name)
     if not chosen:
         typer.echo(f"no artifacts in {registry.root}")
         return
     damaged = 0
     for ref in chosen:
-        problems = registry.verify(ref)
+        try:
+            problems = registry.verify(ref)
+        except UserError as error:
+            problems = [error.message]
         damaged += bool(problems)
         typer.echo(f"{ref}: {'ok' if not problems else 'corrupt'}")
         for problem in problems:

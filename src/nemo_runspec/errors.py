@@ -304,6 +304,11 @@ def _reader_left() -> bool:
     return left
 
 
+def first_line(error: object) -> str:
+    """The first line of an error's text that says something; its kind where none does."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def report(error: BaseException, message: str | None = None, hint: str | None = None) -> None:
     """Print `error` to stderr in one or two lines, with its traceback in debug mode.
 

@@ -39,7 +39,7 @@ from nemo_runspec.artifacts.manifest import (
     sha256_file,
     size_problems,
 )
-from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
+from nemo_runspec.errors import RunFailed, RunspecError, UserError, first_line, nearest
 from nemo_runspec.installation import STORE_CLIENTS, install_line
 from nemo_runspec.words import counted
 
@@ -245,7 +245,7 @@ class FsspecStore:
         except FileExistsError:
             return False
         except (ValueError, NotImplementedError) as error:
-            raise RunFailed(f"{self.root}: cannot publish there: {_first_line(error)}") from error
+            raise RunFailed(f"{self.root}: cannot publish there: {first_line(error)}") from error
         try:
             stream.write(data)
             stream.close()
@@ -361,7 +361,7 @@ class FsspecStore:
 
     def _failure(self, error: Exception) -> RunFailed:
         denied = isinstance(error, PermissionError) or "credential" in str(error).lower()
-        return RunFailed(f"{self.root}: {_first_line(error)}", _CREDENTIALS if denied else None)
+        return RunFailed(f"{self.root}: {first_line(error)}", _CREDENTIALS if denied else None)
 
 
 def _file_system(root: str) -> tuple[Any, str]:
@@ -373,12 +373,12 @@ def _file_system(root: str) -> tuple[Any, str]:
         file_system, path = fsspec.url_to_fs(root, use_listings_cache=False)
     except ImportError as error:
         client = STORE_CLIENTS.get(scheme)
-        raise UserError(f"{root}: {_first_line(error)}", install_line(client.extra) if client else None) from error
+        raise UserError(f"{root}: {first_line(error)}", install_line(client.extra) if client else None) from error
     except OSError as error:  # some connect at once
-        raise UserError(f"{root}: {_first_line(error)}") from error
+        raise UserError(f"{root}: {first_line(error)}") from error
     except ValueError as error:
         near = nearest(scheme, fsspec.available_protocols())
-        raise UserError(f"{root}: {_first_line(error)}", f"did you mean {near}://?" if near else None) from error
+        raise UserError(f"{root}: {first_line(error)}", f"did you mean {near}://?" if near else None) from error
     return file_system, str(path).rstrip("/")
 
 
@@ -410,7 +410,3 @@ def publisher_line() -> str:
     """A line that no other process writes."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return f"{socket.gethostname()} {os.getpid()} {now} {secrets.token_hex(8)}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

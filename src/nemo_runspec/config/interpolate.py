@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.yaml_text import KeyPath, split_key
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 from nemo_runspec.secrets import looks_secret
 from nemo_runspec.user_files import TO_COME
 
@@ -61,13 +61,12 @@ def _refusal(error: OmegaConfBaseException, origin: Callable[[KeyPath], str], pr
         if isinstance(cause, UserError):
             return cause.at(at)
         cause = cause.__cause__ or cause.__context__
-    return UserError(f"{at}: {prefix}{_first_line(error)}")
+    return UserError(f"{at}: {prefix}{_reason(error)}")
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """OmegaConf's message without the lines on its own types, and without the name of a wrapped exception."""
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return re.sub(r"^\w+ raised while resolving interpolation: ", "", text[0]).strip("\"'")
+    return re.sub(r"^\w+ raised while resolving interpolation: ", "", first_line(error)).strip("\"'")
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import yaml
@@ -113,7 +113,7 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
         line = "" if mark is None else f":{mark.line + 1}"
         raise UserError(f"{where}{line}: malformed YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        reason = "nested too deeply" if isinstance(error, RecursionError) else first_line(error)
         raise UserError(f"{where}: malformed YAML: {reason}") from None
     finally:
         if loader is not None:

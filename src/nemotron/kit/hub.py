@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from nemo_runspec.errors import first_line
+
 
 def what_failed(error: Exception) -> str:
     """What the client says, short: its own messages are paragraphs that hold whole addresses."""
@@ -9,7 +11,7 @@ def what_failed(error: Exception) -> str:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
 
     if isinstance(error, ValueError):  # HFValidationError: what is wrong with the name
-        return str(error).strip().splitlines()[0]
+        return first_line(error)
     away = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub was not reached"
     if isinstance(error, LocalEntryNotFoundError):  # the client looked in its cache when no answer came
         return f"{away}, and it is not in the cache"

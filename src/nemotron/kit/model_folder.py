@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import payload_digest, sha256_file
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 from nemo_runspec.installation import install_line
 from nemo_runspec.user_files import expanded
 from nemotron.kit.artifact import Model, Source
@@ -185,7 +185,7 @@ def read_origin(folder: Path) -> Origin | None:
     try:
         return Origin.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
     except ValueError as error:
-        raise UserError(f"{path}: not what an export writes: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path}: not what an export writes: {first_line(error)}") from error
 
 
 def num_parameters(folder: Path) -> int:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 
 # Element type of a tensor -> the unsigned integer of its size, and the bits that are all set in an infinity or a NaN
 # and in no finite number (IEEE 754; of E4M3, which has no infinity, in NaN alone).
@@ -93,7 +93,7 @@ def check_columns(path: Path, columns: tuple[str, ...]) -> None:
         try:
             metadata = pq.read_metadata(file)
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{file}: not a Parquet file: {str(error).splitlines()[0]}") from error
+            raise UserError(f"{file}: not a Parquet file: {first_line(error)}") from error
         missing = [name for name in columns if name not in metadata.schema.to_arrow_schema().names]
         if missing:
             raise UserError(f"{file}: no column {' and '.join(missing)}")

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 
-from nemo_runspec.errors import UserError, leaving_signals
+from nemo_runspec.errors import UserError, first_line, leaving_signals
 from nemo_runspec.installation import install_line
 from nemo_runspec.variables import RAY_ADDRESS
 
@@ -33,9 +33,8 @@ def join_ray(address: str) -> None:
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         except (ConnectionError, RuntimeError, ValueError, AssertionError) as error:
-            reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise UserError(
-                f"{RAY_ADDRESS}={address}: cannot join the Ray cluster there: {reason}",
+                f"{RAY_ADDRESS}={address}: cannot join the Ray cluster there: {first_line(error)}",
                 f"unset {RAY_ADDRESS} to use the CPUs of this machine",
             ) from error
 

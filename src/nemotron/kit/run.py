@@ -33,7 +33,7 @@ from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.changes import differing_keys, differing_modules, in_short
 from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
-from nemo_runspec.errors import INTERRUPTED, PREEMPTED, RunFailed, RunspecError, UserError
+from nemo_runspec.errors import INTERRUPTED, PREEMPTED, RunFailed, RunspecError, UserError, first_line
 from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_code, run_dir_for
 from nemo_runspec.publish import starts_afresh
 from nemo_runspec.runspec import Runspec, parse, recipe_name
@@ -180,7 +180,7 @@ class Run:
         if error is not None and not finished and self.rank == 0:
             code = error.exit_code if isinstance(error, RunspecError) else getattr(error, "code", None)
             left = isinstance(error, KeyboardInterrupt) or code in (INTERRUPTED, PREEMPTED)
-            why = (str(error) or type(error).__name__).splitlines()[0]
+            why = first_line(error)
             with contextlib.suppress(OSError):  # a full disk may be what ended it
                 self.write_state("running", ended="stopped" if left else "failed", why=why)
         self.close(finished=finished)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 
 
 def read_tokenizer(content: str | bytes, location: str = "") -> Tokenizer:
@@ -16,7 +16,7 @@ def read_tokenizer(content: str | bytes, location: str = "") -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_buffer(content.encode() if isinstance(content, str) else content)
     except Exception as error:  # the library raises nothing narrower
-        problem = f"not a readable tokenizer ({str(error).splitlines()[0]})"
+        problem = f"not a readable tokenizer ({first_line(error)})"
         raise UserError(f"{location}: {problem}" if location else problem) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

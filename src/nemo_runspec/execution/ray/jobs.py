@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 from nemo_runspec.execution.launch_script import SCRIPT_NAME
 from nemo_runspec.installation import install_line
 from nemo_runspec.packaging import contents
@@ -181,6 +181,5 @@ def _environment(**variables: str | None) -> Iterator[None]:
 
 
 def reason(error: object) -> str:
-    """The first line that says something."""
-    lines = (line.strip() for line in without_login(str(error)).splitlines() if line.strip())
-    return next(lines, type(error).__name__)
+    """The first line that says something, without the password of an address."""
+    return without_login(first_line(error))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal, get_args
 
+from nemo_runspec.errors import first_line
 from nemo_runspec.secrets import redact as redact
 
 Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "text", "warc"]
@@ -91,9 +92,9 @@ def can_be_cut(file: SourceFile) -> bool:
     return (file.format == "jsonl" and file.compression == "none") or file.format in ("parquet", "arrow")
 
 
-def first_line(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """What an error says, in one line and without secrets."""
-    return redact((str(error).strip().splitlines() or [type(error).__name__])[0])
+    return redact(first_line(error))
 
 
 def compression_of(begin: bytes) -> Compression:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from nemo_runspec.errors import first_line
 from nemotron.data_prep.sources.files import (
     BEGIN_BYTES,
     MAGIC_BYTES,
@@ -107,11 +108,11 @@ class _Decompressing(io.RawIOBase):
         try:
             data = self._inner.read(len(buffer))
         except (EOFError, zlib.error) as error:
-            raise DamagedError(str(error).splitlines()[0]) from error
+            raise DamagedError(first_line(error)) from error
         except OSError as error:
             if error.strerror is not None:  # of the disk, not of the format
                 raise
-            raise DamagedError(str(error).splitlines()[0]) from error
+            raise DamagedError(first_line(error)) from error
         buffer[: len(data)] = data
         return len(data)
 

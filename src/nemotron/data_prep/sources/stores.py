@@ -9,7 +9,7 @@ from typing import Any
 
 from nemo_runspec.errors import RunFailed, RunspecError, UserError, nearest
 from nemo_runspec.installation import install_line
-from nemotron.data_prep.sources.files import SourceFile, first_line, redact
+from nemotron.data_prep.sources.files import SourceFile, reason_of, redact
 from nemotron.data_prep.sources.ranges import BUGS, StoredObject, changed_error
 
 CREDENTIALS = {
@@ -27,7 +27,7 @@ def _file_system(uri: str) -> tuple[Any, str]:
     try:
         file_system = fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
-        raise UserError(f"{redact(uri)}: {first_line(error)}", install_line(scheme)) from error
+        raise UserError(f"{redact(uri)}: {reason_of(error)}", install_line(scheme)) from error
     return file_system, uri.partition("://")[2]
 
 
@@ -125,9 +125,9 @@ def _answering(uri: str, kind: type[RunspecError]) -> Iterator[None]:
     except (RunspecError, *BUGS):
         raise
     except FileNotFoundError as error:  # of a bucket, mostly
-        raise kind(f"{redact(uri)}: {first_line(error)}") from error
+        raise kind(f"{redact(uri)}: {reason_of(error)}") from error
     except Exception as error:
         denied = isinstance(error, PermissionError) or str(error).startswith("Forbidden")  # s3fs, gcsfs
         unknown = "credential" in str(error).lower()
         hint = CREDENTIALS.get(uri.partition("://")[0]) if denied or unknown else None
-        raise kind(f"{redact(uri)}: {'access denied' if denied else first_line(error)}", hint) from error
+        raise kind(f"{redact(uri)}: {'access denied' if denied else reason_of(error)}", hint) from error

@@ -13,7 +13,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from nemo_runspec.errors import RunspecError
-from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile, first_line
+from nemotron.data_prep.sources.files import TO_THE_END, Piece, SourceFile, reason_of
 from nemotron.data_prep.sources.locations import open_binary
 from nemotron.data_prep.sources.reading import (
     NO_VALUE,
@@ -123,9 +123,9 @@ def _checked(function: Callable[..., Result], *arguments: Any, **settings: Any) 
     except OSError as error:
         if error.strerror is not None:  # of the disk, not of the format
             raise
-        raise DamagedError(first_line(error)) from error
+        raise DamagedError(reason_of(error)) from error
     except Exception as error:
-        raise DamagedError(first_line(error)) from error
+        raise DamagedError(reason_of(error)) from error
 
 
 def _check(column: pa.Array) -> None:
@@ -135,7 +135,7 @@ def _check(column: pa.Array) -> None:
     except pa.ArrowInvalid as error:
         # Bytes that are not UTF-8 are found again row by row; by now the offsets have been checked.
         if "UTF8" not in str(error) or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            raise DamagedError(first_line(error)) from error
+            raise DamagedError(reason_of(error)) from error
 
 
 def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row | Bad]:
@@ -164,7 +164,7 @@ def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row |
         except UnicodeDecodeError as error:
             yield Bad(first + i, NOT_UTF8, f"byte {error.start} of a value")
         except Exception as error:  # SystemError and OverflowError among them
-            yield Bad(first + i, NO_VALUE, first_line(error))
+            yield Bad(first + i, NO_VALUE, reason_of(error))
         else:
             yield Row(first + i, value)
 

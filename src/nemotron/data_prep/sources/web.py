@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nemo_runspec.errors import RunFailed, UserError
-from nemotron.data_prep.sources.files import SourceFile, first_line, redact
+from nemotron.data_prep.sources.files import SourceFile, reason_of, redact
 from nemotron.data_prep.sources.ranges import TRANSIENT_STATUS, StoredObject, changed_error, retried
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
@@ -105,7 +105,7 @@ def _get_range(url: str, begin: int, end: int) -> tuple[bytes, email.message.Mes
         raise _not_an_address(url, error) from error
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "reason", error)
-        detail = getattr(reason, "strerror", None) or first_line(reason)
+        detail = getattr(reason, "strerror", None) or reason_of(reason)
         raise RunFailed(f"{redact(url)}: {urlsplit(url).hostname} was not reached: {detail}") from error
 
 
@@ -130,7 +130,7 @@ def _whole_size(answer: http.client.HTTPResponse, begin: int) -> int | None:
 
 
 def _not_an_address(url: str, error: Exception) -> UserError:
-    return UserError(f"{redact(url)}: not an address: {first_line(error)}")
+    return UserError(f"{redact(url)}: not an address: {reason_of(error)}")
 
 
 def _web_failure(url: str, code: int, reason: str) -> RunFailed:

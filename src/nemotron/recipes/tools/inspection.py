@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 from nemo_runspec.user_files import expanded
 from nemotron.data_prep.curation.step import StepTable
 from nemotron.data_prep.sources.documents import SPLITS
@@ -242,7 +242,7 @@ def _packed(path: Path, files: Sequence[Path], num_samples: int, tokenizer: Toke
                 if i < num_samples:
                     samples.append((f"{file}, row group {number}, row {i}", row.input_ids[: lengths[-1][0]]))
     except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
-        raise UserError(f"{path}: not readable packed rows: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path}: not readable packed rows: {first_line(error)}") from error
     num_rows = sum(of_file.num_rows for of_file in metadata.values())
     report.read = f"{len(lengths):,} of {num_rows:,} rows"
     report.counts = {

@@ -25,7 +25,7 @@ import torch
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.config.inputs import is_place
-from nemo_runspec.errors import RunFailed, UserError
+from nemo_runspec.errors import RunFailed, UserError, first_line
 from nemo_runspec.installation import install_line
 from nemotron.kit import Model, Source
 from nemotron.kit.chat_template import load_template, token_text
@@ -188,20 +188,16 @@ def push(folder: Path, address: str, ref: str) -> None:
             try:
                 api.delete_repo(name)
             except Exception as failure:
-                print(f"{address} was made for this and stays, empty: {_first_line(failure)}", file=sys.stderr)
+                print(f"{address} was made for this and stays, empty: {first_line(failure)}", file=sys.stderr)
         if not isinstance(error, Exception):
             raise
         if isinstance(error, HfHubHTTPError):
-            reason, hint = _first_line(error), "the token needs the right to write there"
+            reason, hint = first_line(error), "the token needs the right to write there"
         else:
             reason = what_failed(error)
             hint = f"without a network, -o DIR writes the model; later, hf upload {name} DIR uploads it"
         raise RunFailed(f"{address}: not uploaded: {reason}", hint) from error
     print(f"{ref} -> {address}@{commit.oid}", file=sys.stderr)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def check_push(address: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 from nemotron.data_prep.chat.encoding import PACKED_SCHEMA
 
 
@@ -34,7 +34,7 @@ def packed_files(path: Path) -> list[Path]:
         try:
             names = pq.read_schema(file).names
         except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             damaged.append(UserError(f"{file}: damaged file: not a readable Parquet file ({reason})"))
         else:
             packed += [file] * (set(PACKED_SCHEMA.names) <= set(names))

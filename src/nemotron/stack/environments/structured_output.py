@@ -31,7 +31,7 @@ from typing import Any
 
 from jsonschema import SchemaError
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 from nemotron.kit.chat import parse_tool_calls
 from nemotron.kit.schemas.difficulty import StructuredOutputDifficulty
 from nemotron.stack.environments import validation
@@ -147,7 +147,7 @@ def from_gym(record: Mapping[str, Any]) -> Task:
     try:
         _verify_published(spec, "")
     except (KeyError, ValueError, TypeError, SchemaError, UndecidedError) as failure:
-        raise UserError(f"its schema cannot be checked: {str(failure).splitlines()[0]}") from None
+        raise UserError(f"its schema cannot be checked: {first_line(failure)}") from None
     return task_without_solution(FAMILY, record, spec)
 
 

@@ -36,7 +36,7 @@ class Writing:
         self.answer, self.body = answer, body
         self.tokens: list[Token] = []
         self.reasoning_tokens = self.calls = 0
-        self._model, self._stops = model, prompt.samplings[0].stop_token_ids
+        self._stops = prompt.samplings[0].stop_token_ids
         self._text = TokenText(model.tokenizer, self._stops, body.stop)
         self._response = ResponseText(prompt.opening, body.declared_tools) if isinstance(body, ChatRequest) else None
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import UserError, first_line
 from nemotron.kit.schemas.training import LossReduction
 from nemotron.stack.training.blend import Blend, MixtureRow, read_blend
 from nemotron.stack.training.distributed import ALONE, Ranks
@@ -287,7 +287,7 @@ class PackedLoader:
             try:
                 tables.append(pq.read_table(file, columns=columns))
             except (pa.ArrowException, KeyError) as error:
-                raise UserError(f"{file}: not a packed Parquet file ({str(error).splitlines()[0]})") from error
+                raise UserError(f"{file}: not a packed Parquet file ({first_line(error)})") from error
         table = pa.concat_tables(tables, promote_options="permissive")  # files of one folder may differ in their types
         if table.num_rows == 0:
             raise UserError(f"{path}: holds no packed sequence")

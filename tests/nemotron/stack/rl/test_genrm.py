@@ -49,7 +49,6 @@ FLAWS = {
         47, 51, 52, 53, 54, 55, 58, 59, 61, 62,
     )
 }  # fmt: skip
-PARTS = ("reasoning_bonus", "answer_bonus")
 
 
 def response(record: dict[str, Any]) -> Response:

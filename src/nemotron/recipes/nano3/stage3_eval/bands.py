@@ -56,12 +56,10 @@ def measured(metrics: dict[str, Any]) -> dict[str, float | None]:
     if "base" in models:
         bits = text_bits_per_byte(pretrain, "bits_per_byte")
         trigram = text_bits_per_byte(pretrain, "trigram_bits_per_byte")
-        values["base.bpb"] = bits
         values["base.below_trigram"] = None if bits is None or trigram is None else trigram - bits
     if "sft" in models:
         families = tasks["sft"]["families"]
         values["sft.greedy_mean"] = tasks["sft"]["mean"]["greedy"]
-        values["sft.sampled_mean"] = tasks["sft"]["mean"].get("sampled")
         values["sft.family_above_constant"] = min(
             scores["greedy"] - metrics["baselines"][family]["constant"] for family, scores in families.items()
         )
@@ -80,9 +78,6 @@ def measured(metrics: dict[str, Any]) -> dict[str, float | None]:
         values[f"{role}.sampled_gain_low"] = sampled and sampled["mean"]["difference_95"][0]
         values[f"{role}.families_worse"] = sampled and float(len(sampled["worse"]))
         values[f"{role}.greedy_gain"] = greedy and greedy["mean"]["difference"]
-        if "sft_continued" in models:
-            continued = _comparison(metrics, f"{role} - sft_continued", "sampled")
-            values[f"{role}.gain_over_continued"] = continued and continued["mean"]["difference"]
     for role in {"quantized", "qad"} & models.keys():
         sampled = _comparison(metrics, f"{role} - healed", "sampled")
         values[f"{role}.sampled_loss"] = sampled and -sampled["mean"]["difference"]
@@ -91,9 +86,6 @@ def measured(metrics: dict[str, Any]) -> dict[str, float | None]:
         lengths = metrics["acceptance_length"].values()
         values["healed.acceptance_length"] = min((each["after"] for each in lengths), default=None)
         values["healed.acceptance_gain"] = min((each["after"] - each["before"] for each in lengths), default=None)
-    if "qad" in models:
-        kl = {role: measured["kl"] for role, measured in metrics["quantization"].items()}
-        values["qad.kl_recovered"] = 1 - kl["qad"] / kl["quantized"] if kl.keys() == {"quantized", "qad"} else None
     return values
 
 

@@ -96,7 +96,6 @@ class TextConfig(Group):
 class BaseBands(Group):
     """What the base model must reach. Null: not checked."""
 
-    bpb_max: float | None = Field(None, gt=0, description="bits per byte on all held-out text, at most")
     below_trigram_min: float | None = Field(None, description="bits per byte below the interpolated trigram, at least")
 
 
@@ -104,7 +103,6 @@ class SFTBands(Group):
     """What SFT must reach, pass@1 as a share of 1."""
 
     greedy_mean_min: float | None = Field(None, ge=0, le=1, description="greedy, mean over the families")
-    sampled_mean_min: float | None = Field(None, ge=0, le=1, description="sampled, mean over the families")
     family_above_constant_min: float | None = Field(
         None, description="greedy of each family above its best constant answer"
     )
@@ -121,7 +119,6 @@ class RLBands(Group):
     sampled_gain_min: float | None = Field(None, description="sampled, mean over the families, above SFT")
     sampled_gain_low_min: float | None = Field(None, description="lower end of the 95 % interval of that gain")
     greedy_gain_min: float | None = Field(None, description="greedy, mean over the families, above SFT")
-    gain_over_continued_min: float | None = Field(None, description="sampled mean above SFT continued for as long")
     families_worse_max: int | None = Field(None, ge=0, description="families significantly worse, sampled (Holm, 0.05)")
 
 
@@ -143,14 +140,6 @@ class QuantizedBands(Group):
     )
 
 
-class QADBands(QuantizedBands):
-    """What distillation must win back."""
-
-    kl_recovered_min: float | None = Field(
-        None, description="of the KL to the full model that quantisation cost, the share that is gone"
-    )
-
-
 class BandsConfig(Group):
     """Expected numbers; outside them the script exits with 1 after publishing."""
 
@@ -161,7 +150,7 @@ class BandsConfig(Group):
     final: RLBands = Field(default_factory=RLBands)
     healed: HealedBands = Field(default_factory=HealedBands)
     quantized: QuantizedBands = Field(default_factory=QuantizedBands)
-    qad: QADBands = Field(default_factory=QADBands)
+    qad: QuantizedBands = Field(default_factory=QuantizedBands)
 
 
 class EvalConfig(Group):

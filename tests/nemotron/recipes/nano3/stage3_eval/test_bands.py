@@ -61,8 +61,7 @@ def outcome(metrics: dict[str, Any], role: str, **bounds: float) -> dict[str, tu
 
 def test_bits_per_byte_of_all_text_is_weighted_by_bytes(metrics: dict[str, Any]) -> None:
     assert text_bits_per_byte(metrics["pretrain_text"], "bits_per_byte") == (2.0 * 300 + 1.0 * 100) / 400
-    assert outcome(metrics, "base", bpb_max=1.8, below_trigram_min=0.36) == {
-        "base.bpb": (1.75, True),
+    assert outcome(metrics, "base", below_trigram_min=0.36) == {
         "base.below_trigram": (pytest.approx(2.1 - 1.75), False),
     }
 
@@ -116,13 +115,10 @@ def test_a_quantised_model_is_held_against_the_one_it_was_made_of(metrics: dict[
         "quantized.sampled_loss": (0.08, False),
         "quantized.gain_high": (pytest.approx(-0.06), False),
     }
-    assert outcome(metrics, "qad", **bounds, kl_recovered_min=0.8) == {
+    assert outcome(metrics, "qad", **bounds) == {
         "qad.sampled_loss": (0.01, True),
         "qad.gain_high": (pytest.approx(0.01), True),
-        "qad.kl_recovered": (0.75, False),
     }
-    del metrics["quantization"]["quantized"]
-    assert outcome(metrics, "qad", kl_recovered_min=0.5) == {"qad.kl_recovered": (None, False)}
 
 
 def test_drafts_are_held_against_the_worse_of_two_ways_to_decode(metrics: dict[str, Any]) -> None:
@@ -135,11 +131,10 @@ def test_drafts_are_held_against_the_worse_of_two_ways_to_decode(metrics: dict[s
 
 
 def test_a_missing_model_is_not_judged_but_a_missing_number_fails(metrics: dict[str, Any]) -> None:
-    assert outcome(metrics, "rl", gain_over_continued_min=0.0) == {}
     metrics["models"].pop("rl")
     assert outcome(metrics, "rl", sampled_gain_min=0.1) == {}
     metrics["pretrain_text"] = {}
-    assert outcome(metrics, "base", bpb_max=9.0) == {"base.bpb": (None, False)}
+    assert outcome(metrics, "base", below_trigram_min=0.1) == {"base.below_trigram": (None, False)}
 
 
 def test_the_table_shows_every_number_it_is_given(metrics: dict[str, Any]) -> None:

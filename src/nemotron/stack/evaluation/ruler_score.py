@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import islice, product
@@ -15,6 +14,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.kit import chat
+from nemotron.kit.jsonl import read_own_jsonl
 from nemotron.stack.environments import answer_of
 from nemotron.stack.evaluation.intervals import mean_interval
 from nemotron.stack.evaluation.model import load_tokenizer, model_generate_fn
@@ -101,20 +101,16 @@ def sentences_of(tokenizer: Tokenizer, documents: Sequence[NDArray[np.integer[An
 def read_passages(path: Path) -> list[Passage]:
     """The records of a JSONL file: `passage`, `question`, and `answer`, a text that stands in the passage, or a list.
 
-    UserError: one lacks a field, or an answer does not stand in its passage.
+    UserError: `read_own_jsonl`; one lacks a field, or an answer does not stand in its passage.
     """
     passages = []
-    # Not splitlines(), which also cuts at characters that may stand in a JSON string.
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
-        if not line.strip():
-            continue
+    for where, record in read_own_jsonl(path):
         try:
-            record = json.loads(line)
             answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
             passage = Passage(str(record["passage"]), str(record["question"]), tuple(map(str, answers)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}:{number}: passage, question and answer expected: {error}") from None
+        except KeyError as error:
+            raise UserError(f"{where}: passage, question and answer expected: {error}") from None
         if not all(each and each in passage.text for each in passage.answers or [""]):
-            raise UserError(f"{path}:{number}: the answer {record['answer']!r} does not stand in the passage")
+            raise UserError(f"{where}: the answer {record['answer']!r} does not stand in the passage")
         passages.append(passage)
     return passages

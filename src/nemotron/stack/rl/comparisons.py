@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
 from nemotron.kit import chat
+from nemotron.kit.jsonl import read_own_jsonl
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import Solution, Task, Verdict, to_messages, verify_all
 from nemotron.stack.rl.genrm import Judgement, Response, circular_pairs, forfeit, read_judgement
@@ -251,20 +252,7 @@ def read_comparisons(paths: Sequence[Path], template: str) -> list[tuple[Task, T
     """The user's own comparisons, JSONL, each in both orders."""
     pairs = []
     for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() also cuts at U+2028, JSON does not
-        except (OSError, UnicodeDecodeError) as failure:
-            raise UserError(f"cannot read {path}: {failure}") from None
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}:{number}"
-            try:
-                record = json.loads(line)
-            except ValueError as failure:
-                raise UserError(f"{where}: not JSON: {failure}") from None
-            if not isinstance(record, dict):
-                raise UserError(f"{where}: must be an object")
+        for where, record in read_own_jsonl(path):
             task = own_comparison(record, where, template)
             truth = swapped(truth_of(task))
             other = {**record, "response_1": record["response_2"], "response_2": record["response_1"]}

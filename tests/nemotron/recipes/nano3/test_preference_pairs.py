@@ -16,8 +16,8 @@ from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit.chat import UntrainableError
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.recipes.nano3.stage2_rl.data_prep_pairs import as_pair
 from nemotron.recipes.nano3.stage2_rl.dpo import read_pairs
 

@@ -42,9 +42,9 @@ from pydantic import Field
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.documents import stable_hash
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import Checkpoint, Dataset, RLPrompts, Scale, Seed, Source, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.stack.environments import Split, Task, generate_tasks, prompt_messages, prompt_tools
 
 INSTRUCTIONS, TOOLS = ("instruction_following",), ("workplace_assistant",)

@@ -90,10 +90,10 @@ from nemotron.data_prep.tokens.tokenization import (
     tokenize_sources,
 )
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import PretrainBlend, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.kit.schemas.curation import HeuristicSettings, MinHashSettings
 from nemotron.kit.schemas.difficulty import Difficulty
 from nemotron.stack.environments import (

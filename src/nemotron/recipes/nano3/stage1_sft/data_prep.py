@@ -63,11 +63,11 @@ from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, check_kept
 from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset
 from nemotron.data_prep.tokens.tokenizer import find_tokenizer, template_with, tokenizer_from
 from nemotron.data_prep.work.engines import open_engine
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import SFTPack, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.chat_template import keep_template, load_template
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.kit.open_files import allow_open_files
 from nemotron.recipes.nano3.stage1_sft.data_schema import MULTI_TURN, PASSAGES, SFTDataConfig, TasksConfig
 from nemotron.stack.environments import (

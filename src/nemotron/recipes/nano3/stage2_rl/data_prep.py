@@ -62,10 +62,10 @@ from nemotron.data_prep.sources.questions import read_questions
 from nemotron.data_prep.sources.reader import read_piece, where, whole
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, ReadReport, check_kept, check_scale
 from nemotron.data_prep.work.engines import Engine, open_engine
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.progress import Progress
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete, share_of
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.kit.schemas.difficulty import Difficulty
 from nemotron.stack.environments import (
     FAMILIES,

@@ -46,9 +46,9 @@ import torch
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemo_runspec.words import counted
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import Checkpoint, RLPrompts, apply_scale, open_run, print_complete
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.kit.tables import aligned
 from nemotron.stack.environments import Task, load_environments, verifiable_families

@@ -55,7 +55,6 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemo_runspec.words import counted
 from nemotron.data_prep.chat.conversations import Conversation
 from nemotron.data_prep.chat.encoding import encode_conversations
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.kit import Checkpoint, Preferences, Source, apply_scale, open_run, print_complete
 from nemotron.kit.chat import (
     THINK,
@@ -66,6 +65,7 @@ from nemotron.kit.chat import (
     template_opens_reasoning,
 )
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.kit.metrics import Progress
 from nemotron.stack.environments import (
     Split,

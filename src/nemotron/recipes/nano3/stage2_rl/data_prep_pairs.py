@@ -49,12 +49,12 @@ from nemotron.data_prep.sources.locations import check_not_empty, lineage_source
 from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reader import read_piece, where, whole
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, ReadReport, check_kept, check_scale
-from nemotron.data_prep.work.jsonl import write_jsonl
 from nemotron.data_prep.work.progress import Progress
 from nemotron.kit import Preferences, open_run, print_complete, share_of
 from nemotron.kit.chat import UntrainableError, check_conversation, check_messages
 from nemotron.kit.chat_records import normalize_tools, to_pair
 from nemotron.kit.commands import run_data_script
+from nemotron.kit.jsonl import write_jsonl
 from nemotron.stack.environments import evaluation_prompts
 
 READ, KEPT = "read", "kept"

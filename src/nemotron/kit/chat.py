@@ -43,7 +43,7 @@ _JSON_TYPES: dict[type, tuple[str, ...]] = {
     str: ("string",), bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",),
     dict: ("object",), list: ("array",),
 }  # fmt: skip
-_SHOWN = {"True": "true", "False": "false", "None": "null"}  # by the templates' `string` filter -> as JSON
+_PYTHON_AS_JSON = {"True": "true", "False": "false", "None": "null"}
 
 
 def control_tokens(template: str) -> tuple[str, ...]:
@@ -283,7 +283,7 @@ def parse_tool_calls(answer: str, tools: Sequence[Tool]) -> tuple[str, list[dict
             allowed = declared_types((parameters.get("properties") or {}).get(parameter[1]), parameters)
             if allowed != {"string"}:
                 with suppress(ValueError, RecursionError):
-                    read = json_value(_SHOWN.get(value, value))
+                    read = json_value(_PYTHON_AS_JSON.get(value, value))
                     if "string" not in allowed or not allowed.isdisjoint({*_JSON_TYPES[type(read)]} - {"string"}):
                         value = read
             arguments[parameter[1]] = value

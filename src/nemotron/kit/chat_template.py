@@ -122,8 +122,13 @@ class ChatTemplate:
                 else:
                     parts.append(part)
         except (
-            *(jinja2.TemplateError, TypeError, ValueError, LookupError),
-            *(ArithmeticError, AttributeError, RecursionError),  # a template that divides by zero, or calls itself
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,  # it divides by zero
+            RecursionError,  # it calls itself
         ) as error:
             raise UserError(f"chat template {self.name}: {error}") from error
         text = "".join(parts)

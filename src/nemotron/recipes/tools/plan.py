@@ -147,8 +147,8 @@ def plan(options: Options) -> dict[str, Any]:
     gpu_name = options.gpu or ("cpu" if training.embedded else "gb200" if training.gpus_per_node == 4 else "h100")
     if training.embedded or gpu_name == "cpu":
         of_gpus = {"--nodes": options.nodes, "--mean-tokens": options.mean_tokens, "--price": options.price}
-        for option in (option for option, value in of_gpus.items() if value is not None):
-            raise UserError(f"{option} is for plans of GPUs, and this one is of this machine's CPU")
+        if given := [option for option, value in of_gpus.items() if value is not None]:
+            raise UserError(f"{given[0]} is for plans of GPUs, and this one is of this machine's CPU")
         return head | cpu_plan(training, gpu_name)
     return head | gpu_plan(training, gpu_name, spec, options)
 

@@ -28,8 +28,9 @@ def pass_at_k(scores: Sequence[float], k: int) -> float:
     known = sorted(score for score in scores if not math.isnan(score))
     if len(known) < k:
         return math.nan
-    choices = math.comb(len(known), k)  # of 2,048 samples more than a float holds: shares are taken of integers
-    return math.fsum(score * (math.comb(i, k - 1) / choices) for i, score in enumerate(known))
+    # The choices of 1,024 of 2,048 are more than a float holds.
+    total = sum(Fraction(score) * math.comb(i, k - 1) for i, score in enumerate(known))
+    return float(total / math.comb(len(known), k))
 
 
 def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int) -> float:
@@ -41,25 +42,26 @@ def majority_at_k(votes: Sequence[str | None], scores: Sequence[float], k: int) 
         votes: the answer of each sample in the form that answers are compared in; None: it has none.
         scores: of the same samples. Equal answers have equal scores, or count as their mean.
     """
-    known = [(vote, score) for vote, score in zip(votes, scores, strict=True) if not math.isnan(score)]
+    known = [(vote, Fraction(score)) for vote, score in zip(votes, scores, strict=True) if not math.isnan(score)]
     if len(known) < k:
         return math.nan
-    by_answer: dict[str, list[float]] = defaultdict(list)
+    by_answer: dict[str, list[Fraction]] = defaultdict(list)
     for vote, score in known:
         if vote is not None:
             by_answer[vote].append(score)
     silent = sum(vote is None for vote, _ in known)
     sizes = [len(given) for given in by_answer.values()]
-    expected, choices = 0.0, math.comb(len(known), k)
+    expected = Fraction()
     for size in set(sizes):  # answers given equally often win equally often
-        mean_scores = sum(sum(given) / size for given in by_answer.values() if len(given) == size)
+        scores_of_size = (score for given in by_answer.values() if len(given) == size for score in given)
+        mean_scores = sum(scores_of_size, Fraction()) / size
         others = sizes.copy()
         others.remove(size)
         wins = sum(
             math.comb(size, count) * _ways(others, silent, k - count, count) for count in range(1, min(size, k) + 1)
         )
-        expected += mean_scores * float(wins / choices)
-    return expected
+        expected += mean_scores * wins
+    return float(expected / math.comb(len(known), k))
 
 
 def _ways(others: Sequence[int], silent: int, drawn: int, most: int) -> Fraction:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,16 @@ def test_prompts_of_evaluation_tasks_are_protected() -> None:
     assert protected.overlap(conversation(turn("12+30=?")))  # too short for the n-gram rule
     assert protected.overlap(conversation(turn("Hi"), turn("Say: how many letters are in the word banana, please?")))
     assert not protected.overlap(conversation(turn("Hi", "How many letters are in the word banana?")))  # no user turn
+
+
+def test_conversations_that_differ_in_the_ids_of_calls_are_equal_where_no_template_shows_them(tmp_path: Path) -> None:
+    function = {"name": "add", "arguments": {"a": 2}}
+    calls = [{"function": function}, {"id": "abc", "type": "function", "function": function}]
+    alike = [conversation(turn("2?", "", tool_calls=[call])) for call in calls]
+    assert alike[0].key() == alike[1].key() and alike[1].messages[1]["tool_calls"] == [calls[1]]
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for message in messages %}{{ message.tool_calls }}{{ message.content }}{% endfor %}")
+    assert alike[0].key(str(own)) != alike[1].key(str(own))
 
 
 def test_reasoning_control_has_the_stated_shares() -> None:

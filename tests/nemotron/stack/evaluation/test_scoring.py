@@ -118,7 +118,7 @@ def test_pass_and_majority_of_several_samples_are_published_with_intervals() -> 
     assert low < at_4["4"] < high
     assert metrics["mean"]["pass_at_k"]["4"] == pytest.approx((evaluation.sampled_TS.sum(1) > 0).mean())
     # "no" is no answer, so one right answer of four is the majority
-    assert metrics["families"]["math"]["majority_at_k"] == pytest.approx(at_4)
+    assert metrics["families"]["math"]["majority_at_k"] == at_4
     assert all("majority_at_k" not in metrics["families"][family] for family in FAMILIES[2:])
     single = evaluate_tasks(answers(dict.fromkeys(FAMILIES, 0.5)), TASKS, template="nano3", samples=1)
     assert "pass_at_k" not in single.metrics()["mean"]

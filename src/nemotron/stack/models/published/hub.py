@@ -119,7 +119,7 @@ def hub_config(config: NemotronHConfig, dtype: torch.dtype, others: Mapping[str,
     return {
         "architectures": ["NemotronHForCausalLM"],
         "model_type": MODEL_TYPE,
-        "mamba_ssm_cache_dtype": "float32",  # as published; without it vLLM took 16 bits
+        "mamba_ssm_cache_dtype": "float32",  # as published; without it an engine may take 16 bits
         **(others or {}),
         "num_hidden_layers": len(config.hybrid_override_pattern),
         **config.to_dict(),

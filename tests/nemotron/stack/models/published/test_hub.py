@@ -124,7 +124,9 @@ def test_other_dtypes(make_model: Make, tmp_path: Path, dtype: torch.dtype) -> N
     for name, tensor in NemotronH.from_pretrained(tmp_path / "cast").state_dict().items():
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, as_stored.state_dict()[name].float())
-    said = json.loads((tmp_path / "cast" / "config.json").read_text())["torch_dtype"]
+    written = json.loads((tmp_path / "cast" / "config.json").read_text())
+    said = written["torch_dtype"]
+    assert written["mamba_ssm_cache_dtype"] == PUBLISHED_NANO_3["mamba_ssm_cache_dtype"]
     assert f"torch.{said}" == str(dtype)
 
 

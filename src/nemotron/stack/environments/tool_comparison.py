@@ -5,7 +5,7 @@ makes next, or the message with which it ends. Published ones (`from_gym`) are t
 answer is compared with what is expected (`call_comparison`) and nothing is run.
 
 `spec`: `tools`, as chat templates take them; `expected`, calls as {name, arguments}, none where a message is expected;
-`options`, the fields of CallOptions, or, where `comparison` is "step", of StepOptions.
+`threshold` of `equal_calls`; `comparison` is "step" where it is `equal_step` that compares.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, get_args
 
@@ -21,16 +21,16 @@ from nemo_runspec.errors import UserError
 from nemotron.kit.chat import parse_tool_calls
 from nemotron.kit.schemas.difficulty import RepairStep, ToolComparisonDifficulty
 from nemotron.stack.environments import repository_repair
-from nemotron.stack.environments.call_comparison import CallOptions, StepOptions, compare_calls, compare_step
+from nemotron.stack.environments.call_comparison import WORD_THRESHOLD, equal_calls, equal_step
 from nemotron.stack.environments.formats import refuse_constant
 from nemotron.stack.environments.gym import canonical_of, conversation_of
-from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, partly, right, split_of, wrong
+from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, right, split_of, wrong
 from nemotron.stack.environments.workplace_assistant import call_text
 
 FAMILY = "tool_comparison"
 ARGUMENTS, SWE_PIVOT = "single_step_tool_use_with_argument_comparison", "swe_pivot"
 # Where one sign more or less is another function, texts have to be equal.
-_EQUAL = CallOptions(word_count_similarity_threshold=0.5)
+_EQUAL = 0.5
 _STEPS = get_args(RepairStep)
 
 
@@ -61,7 +61,7 @@ def build(problem: Problem, difficulty: ToolComparisonDifficulty, rng: random.Ra
     place = 2 * _STEPS.index(problem.step)  # a turn of the model, and a result
     turn, history = turns[place], [{"role": "user", "content": repair.prompt}, *turns[:place]]
     expected: list[Call] = turn.get("tool_calls", [])
-    spec = {"tools": repository_repair.tools(repair.spec), "expected": expected, "options": asdict(_EQUAL)}
+    spec = {"tools": repository_repair.tools(repair.spec), "expected": expected, "threshold": _EQUAL}
     answer = "".join(map(call_text, expected)) or turn["content"]
     solution = Solution(turn["reasoning_content"], answer, repair.solution.style)
     messages = history if place else None
@@ -74,7 +74,7 @@ def space_size(difficulty: ToolComparisonDifficulty) -> int:
 
 
 def from_gym(server: str, record: Mapping[str, Any]) -> Task:
-    """A record for one of the two resources servers, with the defaults of the server's options.
+    """A record for one of the two resources servers, compared by the server's defaults.
 
     UserError: it expects nothing that can be compared, or its conversation cannot be read.
     """
@@ -84,9 +84,8 @@ def from_gym(server: str, record: Mapping[str, Any]) -> Task:
         raise UserError("expected_action is no call of a tool")
     messages, tools = conversation_of(record)
     prompt = "\n\n".join(str(message["content"]) for message in messages)
-    spec: dict[str, Any] = {"tools": tools, "expected": calls, "options": asdict(CallOptions())}
-    if server == SWE_PIVOT:
-        spec |= {"comparison": "step", "options": asdict(StepOptions())}
+    spec: dict[str, Any] = {"tools": tools, "expected": calls}
+    spec |= {"comparison": "step"} if server == SWE_PIVOT else {"threshold": WORD_THRESHOLD}
     answer = "".join(map(call_text, calls)) if all(map(_is_plain, calls)) else ""
     canonical = canonical_of(FAMILY, json.dumps([messages, tools]))
     return Task(FAMILY, prompt, canonical, spec, Solution("", answer), messages=messages)
@@ -129,12 +128,10 @@ def verify_calls(spec: dict[str, Any], text: str, calls: list[Call]) -> Verdict:
     if not spec["expected"]:
         return right() if text.strip() and not calls else wrong("a call of a tool" if calls else "no message")
     if spec.get("comparison") == "step":
-        reward = compare_step(spec["expected"][0], calls, StepOptions(**spec["options"]))
+        equal = equal_step(spec["expected"][0], calls)
     else:
-        reward = compare_calls(spec["expected"], calls, CallOptions(**spec["options"]))
-    if reward == 1:
-        return right()
-    return partly(reward, "calls differ") if reward else wrong("calls differ" if calls else "no call")
+        equal = equal_calls(spec["expected"], calls, spec["threshold"])
+    return right() if equal else wrong("calls differ" if calls else "no call")
 
 
 def demonstration(task: Task, thinking: bool) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from nemotron.stack.environments import (
     to_messages,
     verify,
 )
-from nemotron.stack.environments.call_comparison import CallOptions, StepOptions, compare_calls, compare_step
+from nemotron.stack.environments.call_comparison import equal_calls, equal_step
 from nemotron.stack.environments.gym import conversation_of, input_of
 from nemotron.stack.environments.tool_comparison import verify_calls
 from nemotron.stack.environments.workplace_assistant import call_text
@@ -36,21 +36,18 @@ ORDER = "words may stand in any order; here what is equal has to be so in order"
 NUMBER = "33 is not 33.0; here one number"
 TRUE = "true is 1; here a truth value is no number"
 HALF = "equal texts have a similarity of 0.5, so that a threshold above it fails everything; here 1"
-MISSING = "calls that are missing cost nothing; here a call less is a part of the reward less"
 SURPLUS = "calls too many cost nothing; here they are wrong"
 NAME = "another tool of its kind is taken for the expected one, whatever is declared; here it is another call"
 PATTERN = "the pattern of a search is not compared; here it is"
 UNKNOWN = "a tool that the server does not know passes with any arguments; here they are compared"
 BROKEN = "arguments that are no JSON pass for any; here they are no call"
 FLAWS = {
-    2: (1.0, 0.0, UPPER), 9: (0.0, 1.0, NUMBER), 30: (0.0, 1.0, NUMBER), 31: (0.0, 1.0, NUMBER), 40: (1.0, 0.0, TRUE),
-    47: (0.0, 1.0, HALF), 60: (1.0, 2 / 3, MISSING), 63: (1.0, 0.0, SURPLUS), 67: (1.0, 0.0, SURPLUS),
-    85: (1.0, 1 / 3, MISSING), 88: (1.0, 0.0, SURPLUS), 90: (1.0, 0.0, ORDER), 94: (0.0, 1.0, NUMBER),
+    2: (1.0, 0.0, UPPER), 9: (0.0, 1.0, NUMBER), 25: (1.0, 0.0, "an empty message is one; here it is none"),
+    30: (0.0, 1.0, NUMBER), 31: (0.0, 1.0, NUMBER), 40: (1.0, 0.0, TRUE), 47: (0.0, 1.0, HALF),
+    63: (1.0, 0.0, SURPLUS), 88: (1.0, 0.0, SURPLUS), 90: (1.0, 0.0, ORDER), 94: (0.0, 1.0, NUMBER),
     111: (0.0, 1.0, NUMBER), 112: (0.0, 1.0, NUMBER), 121: (1.0, 0.0, TRUE), 128: (0.0, 1.0, HALF),
-    149: (1.0, 0.0, SURPLUS), 153: (1.0, 0.0, NAME), 154: (0.9798, 0.0, NAME), 155: (1.0, 0.0, NAME),
-    156: (0.9798, 0.0, NAME), 175: (1.0, 0.0, NAME), 176: (1.0, 0.0, NAME), 179: (1.0, 0.0, PATTERN),
-    180: (1.0, 0.0, PATTERN), 183: (1.0, 0.0, UNKNOWN), 184: (1.0, 0.0, UNKNOWN), 185: (1.0, 0.0, BROKEN),
-    186: (1.0, 0.0, BROKEN), 25: (1.0, 0.0, "an empty message is one; here it is none"),
+    149: (1.0, 0.0, SURPLUS), 153: (1.0, 0.0, NAME), 155: (1.0, 0.0, NAME), 175: (1.0, 0.0, NAME),
+    179: (1.0, 0.0, PATTERN), 183: (1.0, 0.0, UNKNOWN), 185: (1.0, 0.0, BROKEN),
 }  # fmt: skip
 # Records that the servers score 0 whatever the answer is, and that are refused here.
 REFUSED = {32: "NaN is expected, which is no JSON", 113: "NaN is expected", 194: "the expected step is no call"}
@@ -80,9 +77,15 @@ def answered(case: Case) -> tuple[str, list[dict[str, Any]]]:
     return response.get("text") or "", calls
 
 
+def is_default(case: Case) -> bool:
+    """Whether its options are the servers' defaults, but for the threshold of texts; no recipe sets the others."""
+    options = case["options"]
+    return not (options.keys() & {"allow_subset", "allow_superset"}) and options.get("reward_mode") != "continuous"
+
+
 def test_recorded_rewards_but_for_the_flaws() -> None:
-    recorded = cases("gym_tool_calls")
-    assert len(recorded) == 194
+    recorded = [case for case in cases("gym_tool_calls") if is_default(case)]
+    assert len(recorded) == 140
     differing, refused = {}, []
     for case in recorded:
         try:
@@ -94,11 +97,10 @@ def test_recorded_rewards_but_for_the_flaws() -> None:
             assert case["outputs"]["reward"] == 0
             refused.append(number_of(case))
             continue
-        options = {name: value for name, value in case["options"].items() if name in task.spec["options"]}
-        spec = task.spec | {"options": task.spec["options"] | options}
+        spec = task.spec | {"threshold": case["options"].get("word_count_similarity_threshold")}
         score, reward = verify_calls(spec, *answered(case)).score, case["outputs"]["reward"]
-        if score != pytest.approx(reward, abs=1e-12):
-            differing[number_of(case)] = (reward, pytest.approx(score))
+        if score != reward:
+            differing[number_of(case)] = (reward, score)
     assert differing == {number: (theirs, ours) for number, (theirs, ours, _) in FLAWS.items()}
     assert refused == list(REFUSED)
 
@@ -114,9 +116,9 @@ def test_as_many_calls_are_matched_as_can_be() -> None:
         [call("a b c d e f g h"), call("a b c d e f y h")],
         [call("a b c d e f y h"), call("a b c d e f g h")],
     ):
-        assert compare_calls(expected, calls, CallOptions(word_count_similarity_threshold=0.4)) == 1.0
-    assert compare_calls(expected, [call("a b c d e f g h")] * 2, CallOptions()) == 1.0
-    assert compare_calls(expected, [call("z")] * 2, CallOptions()) == 0.0
+        assert equal_calls(expected, calls)
+    assert equal_calls(expected, [call("a b c d e f g h")] * 2)
+    assert not equal_calls(expected, [call("z")] * 2)
 
 
 # --- Generated steps --------------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ def test_a_call_that_the_prompt_declares_is_no_fault_of_form() -> None:
 def test_a_text_of_many_equal_words_is_compared_at_once() -> None:
     wanted = {"name": "say", "arguments": {"text": "the and cat " * 400}}
     call = {"name": "say", "arguments": {"text": "cat and the " * 100_000}}
-    assert compare_calls([wanted], [call], CallOptions()) == 0
+    assert not equal_calls([wanted], [call])
 
 
 # --- Published records ------------------------------------------------------------------------------------------------
@@ -285,7 +287,7 @@ def test_a_view_may_go_to_the_end_of_a_file(wanted: Any, given: Any, reward: flo
     expected = {"name": "edit", "arguments": {"command": "view", "path": "/a/b.py", "view_range": wanted}}
     ranged = {} if given is None else {"view_range": given}
     call = {"name": "edit", "arguments": {"command": "view", "path": "/a/b.py", **ranged}}
-    assert compare_step(expected, [call], StepOptions()) == reward
+    assert equal_step(expected, [call]) == bool(reward)
 
 
 @pytest.mark.parametrize(

@@ -471,7 +471,11 @@ class PretrainedCheckpointConfig(Group):
     """Weights to begin with."""
 
     path: str = Field(description="folder iter_NNNNNNN")
-    format: Literal["megatron_bridge", "megatron_lm"] = Field("megatron_bridge", description="who saved it")
+    format: Literal["megatron_lm", "megatron_bridge"] = Field(
+        "megatron_lm",
+        description="megatron_lm: weights alone, for the architecture of policy.model_name; megatron_bridge: that "
+        "too, from run_config.yaml, which names classes that the Megatron-Bridge of the image has to have",
+    )
 
 
 class CheckpointingConfig(Group):

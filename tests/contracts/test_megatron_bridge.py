@@ -200,16 +200,27 @@ def test_what_a_script_imports_and_calls_exists(script: Path, sources: Sources) 
 @pytest.mark.parametrize(
     ("right", "wrong", "fault"),
     [
-        ("saves), forward_step)", "saves))", "pretrain wants forward_step_func"),
-        ("saves), forward_step)", "saves), forward_step, None, saves)", "pretrain does not take that"),
-        ("saves), forward_step)", "saves), forward_step, config=cfg)", "pretrain does not take that"),
-        ("saves), forward_step)", "saves), forward=forward_step)", "pretrain does not take that"),
+        ("saves), forward_step, callbacks)", "saves))", "pretrain wants forward_step_func"),
+        ("saves), forward_step, callbacks)", "saves), forward_step, None, saves)", "pretrain does not take that"),
+        ("saves), forward_step, callbacks)", "saves), forward_step, config=cfg)", "pretrain does not take that"),
+        ("saves), forward_step, callbacks)", "saves), forward=forward_step)", "pretrain does not take that"),
     ],
 )
 def test_a_planted_call_is_found(right: str, wrong: str, fault: str, sources: Sources) -> None:
     text = SCRIPTS[0].read_text(encoding="utf-8")
     assert right in text
     assert [found for found in script_faults(text.replace(right, wrong), sources) if fault in found]
+
+
+def test_what_a_later_phase_sets_is_what_the_library_builds_its_data_from(sources: Sources) -> None:
+    """Behind the checkpoint, before the data; and both are as they were when training begins."""
+    built = ast.unparse(sources.tree("megatron.bridge.data.loaders"))
+    assert "train_samples = cfg.train.train_samples" in built and "train_state.consumed_train_samples" in built
+    setup = ast.unparse(sources.definition("megatron.bridge.training.setup", "setup")[1])
+    steps = ("checkpoint_manager.load(", "fire('on_data_init_start'", "setup_data_iterators(")
+    assert sorted(steps, key=setup.index) == list(steps)
+    loop = ast.unparse(sources.definition("megatron.bridge.training.train", "train")[1])
+    assert loop.index("fire('on_train_start'") < loop.index("consumed_train_samples +=")
 
 
 def test_the_conversions_that_the_tools_call_take_what_they_give(sources: Sources) -> None:

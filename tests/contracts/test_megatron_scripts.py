@@ -30,8 +30,9 @@ LOOP = """
 import json, os
 from pathlib import Path
 
-def pretrain(recipe, forward_step):
+def pretrain(recipe, forward_step, callbacks=None):
     saves = Path(recipe.checkpoint.save)
+    recipe.read = callbacks and callbacks.read(recipe, int(os.environ["STEP"]))
     as_json = json.dumps(vars(recipe), default=lambda value: getattr(value, "__dict__", str(value)))
     Path("given.json").write_text(as_json)
     for iteration in range(1, recipe.train.train_iters + 1):
@@ -66,6 +67,26 @@ class AutoBridge:
             raise OSError("no space left")
         for name in ("config.json", "tokenizer.json"):
             Path(hf_path, name).write_bytes(Path(megatron_path, "__0_0.distcp").read_bytes())
+"""
+# The library's order: weights and counters are loaded, then data is built, then training begins.
+CALLBACKS = """
+from types import SimpleNamespace
+
+CallbackContext = None
+
+class CallbackManager(dict):
+    def register(self, event_name, fn):
+        self[event_name] = fn
+
+    def read(self, recipe, step):
+        state = SimpleNamespace(
+            cfg=recipe, train_state=SimpleNamespace(step=step, consumed_train_samples=step * 4)
+        )
+        context = SimpleNamespace(state=state, user_state={})
+        self["on_data_init_start"](context)
+        asked = (recipe.train.train_samples, state.train_state.consumed_train_samples)
+        self["on_train_start"](context)
+        return asked, (recipe.train.train_samples, state.train_state.consumed_train_samples)
 """
 PRECISION = """
 from types import SimpleNamespace
@@ -111,6 +132,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bridge/recipes/nemotronh.py": RECIPE,
         "bridge/recipes/fields.json": json.dumps(fields),
         "bridge/training/config.py": config,
+        "bridge/training/callbacks.py": CALLBACKS,
         "bridge/training/gpt_step.py": "forward_step = None",
         "bridge/training/mixed_precision.py": PRECISION,
         "bridge/training/finetune.py": LOOP,
@@ -220,7 +242,7 @@ def test_pretraining_of_another_family_hands_on_its_blend_its_precisions_and_wha
 ) -> None:
     config = RECIPES / "super3/stage0_pretrain/config/phase2.yaml"
     words = ("--config", str(config), *SMALL, "scheduler.lr_wsd_decay_iters=1", "run.data=blend", "run.model=base")
-    done = start(tmp_path, library, "nano3/stage0_pretrain/train_megatron.py", *words)
+    done = start(tmp_path, library, "nano3/stage0_pretrain/train_megatron.py", *words, STEP="7")
     assert done.returncode == 0, done.stderr
     published, data = registry.resolve("super3-pretrain-model-phase2"), registry.resolve("blend").path
     assert published.record["fields"]["num_steps"] == 2
@@ -237,6 +259,29 @@ def test_pretraining_of_another_family_hands_on_its_blend_its_precisions_and_wha
     assert given["mixed_precision"] == {
         "name": "nemotron_3_super_bf16_with_nvfp4_mixed", "grad_reduce_in_fp32": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "consumed"), [("7", 0), ("8", 4)])  # at the beginning of the phase, and requeued
+def test_a_later_phase_reads_its_blend_from_the_beginning(
+    step: str, consumed: int, library: Path, registry: Registry, tmp_path: Path
+) -> None:
+    """`base` has seven iterations of other data, and a batch here is four sequences."""
+    config = RECIPES / "super3/stage0_pretrain/config/phase2.yaml"
+    length = ("train.train_iters=9", "train.train_tokens=2304", "scheduler.lr_decay_iters=9")
+    words = ("--config", str(config), *SMALL, *length, "scheduler.lr_wsd_decay_iters=1", "run.data=blend")
+    script = "nano3/stage0_pretrain/train_megatron.py"
+    done = start(tmp_path, library, script, *words, "run.model=base", STEP=step)
+    assert done.returncode == 0, done.stderr
+    given = json.loads((tmp_path / "given.json").read_text())
+    assert given["read"] == [[2 * 4, consumed], [None, int(step) * 4]]
+
+    going_on = ("run.model=super3-pretrain-model-phase2", "scheduler.lr_warmup_iters=1")  # the same data
+    done = start(tmp_path, library, script, *words, *going_on)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "given.json").read_text())["read"] is None
+    other = ("run.model=super3-pretrain-model-phase2", "dataset.phase=all")  # its only one, but another name
+    done = start(tmp_path, library, script, *words, *other, STEP="9")
+    assert json.loads((tmp_path / "given.json").read_text())["read"] == [[0, 0], [None, 36]]
 
 
 def test_a_model_becomes_a_checkpoint_and_a_model_again(library: Path, registry: Registry, tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from nemo_runspec.artifacts.registry import Registry
 from nemo_runspec.errors import Preempted, UserError, did_you_mean
 from nemotron.kit import payloads
 from nemotron.kit.artifact import Checkpoint, PretrainBlend, SFTPack, Source
-from nemotron.kit.schemas.megatron import ParallelConfig, TrainConfig, check_replicas, warnings_of
+from nemotron.kit.schemas.megatron import DatasetConfig, ParallelConfig, TrainConfig, check_replicas, warnings_of
 
 METADATA_FILE = ".metadata"  # of a folder of torch_dist files, written last
 TRACKER_FILE = "latest_checkpointed_iteration.txt"  # in a folder of checkpoints, written behind a whole one
@@ -29,6 +30,8 @@ FP32 = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dt
 
 class MegatronCheckpoint(Checkpoint):
     """One iteration as Megatron saves it: a folder of torch_dist files, with the optimiser."""
+
+    phase: str | None = Field(default=None, description="phase of the blend in dataset_path, of pretraining")
 
     def _check(self) -> None:
         payloads.check_not_empty("MegatronCheckpoint.path", self.path)
@@ -136,6 +139,18 @@ def megatron_pack(data: SFTPack, seq_length: int, multiple: int, batch: int) -> 
                 f"nemotron data pack … packing.pad_seq_to_mult={multiple}",
             )
     return MegatronPack(str(train), str(valid), tokenizer)
+
+
+def first_iteration(load: str | None, dataset: DatasetConfig, registry: Registry) -> int | None:
+    """The iteration that a phase begins with: that of the checkpoint `load`, if it comes of another blend or phase.
+
+    None: the data of `load` go on, or nobody knows of which it comes, as of a folder that is no artifact.
+    """
+    if load is None or not Path(load).is_relative_to(registry.local_root):
+        return None
+    fields = registry.version_at(Path(load)).record["fields"]
+    same = (fields.get("dataset_path"), fields.get("phase")) == (str(dataset.path), dataset.phase)
+    return None if same else int(fields["num_steps"])
 
 
 def hand_on(values: Mapping[str, Any], target: object, group: str) -> None:

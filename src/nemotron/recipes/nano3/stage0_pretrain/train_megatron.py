@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.bridge.recipes import nemotronh
+from megatron.bridge.training.callbacks import CallbackContext, CallbackManager
 from megatron.bridge.training.config import (
     ConfigContainer,
     FaultToleranceConfig,
@@ -63,6 +64,7 @@ from nemotron.kit.commands import command_hint
 from nemotron.kit.megatron import (
     MegatronCheckpoint,
     check_world_size,
+    first_iteration,
     hand_on,
     keep_in_fp32,
     last_iteration,
@@ -83,13 +85,15 @@ def main() -> None:
         saves = run.dir / "checkpoints"
         if run.rank == 0:
             warn_of_context_parallelism(cfg.model)
+        first = first_iteration(cfg.checkpoint.load, cfg.dataset, run.registry)
+        callbacks = None if first is None else from_its_beginning(first)
         with run.phase("train"), preemptible(saves):
-            pretrain(build(cfg, saves), forward_step)
+            pretrain(build(cfg, saves), forward_step, callbacks)
         if run.rank == 0:  # one process publishes
             iteration = last_iteration(saves)
             checkpoint = MegatronCheckpoint(
                 path=saves / f"iter_{iteration:07d}", num_steps=iteration, dataset_path=cfg.dataset.path,
-                tokens=iteration * cfg.train.global_batch_size * cfg.model.seq_length,
+                phase=cfg.dataset.phase, tokens=iteration * cfg.train.global_batch_size * cfg.model.seq_length,
                 tokenizer_path=PretrainBlend.load(path=cfg.dataset.path).tokenizer_path,
             ).save(move=True)  # fmt: skip
             print_complete({"model": checkpoint})
@@ -132,6 +136,31 @@ def build(cfg: PretrainConfig, saves: Path) -> ConfigContainer:
     if cfg.nvrx_straggler.enabled:
         recipe.nvrx_straggler = NVRxStragglerDetectionConfig(**cfg.nvrx_straggler.model_dump())
     return recipe
+
+
+def from_its_beginning(first: int) -> CallbackManager:
+    """Reads the blend of a later phase from its beginning, where the phase begins at the iteration `first`.
+
+    The library counts sequences of the whole schedule: from this blend it would draw those of all phases, shuffle them
+    over all epochs that these make, and read the last ones. Of a blend as large as its phase a quarter to a third of
+    the documents would never be read, and about as many twice or more.
+    """
+
+    def before_data(context: CallbackContext) -> None:
+        train, progress = context.state.cfg.train, context.state.train_state
+        assert progress.step >= first, f"checkpoint.load has iteration {progress.step}, and its artifact {first} steps"
+        context.user_state["consumed"] = progress.consumed_train_samples
+        train.train_samples = (train.train_iters - first) * train.global_batch_size
+        progress.consumed_train_samples = (progress.step - first) * train.global_batch_size
+
+    def behind_data(context: CallbackContext) -> None:
+        context.state.cfg.train.train_samples = None
+        context.state.train_state.consumed_train_samples = context.user_state["consumed"]
+
+    callbacks = CallbackManager()
+    callbacks.register("on_data_init_start", before_data)
+    callbacks.register("on_train_start", behind_data)
+    return callbacks
 
 
 if __name__ == "__main__":

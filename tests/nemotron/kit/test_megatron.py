@@ -301,6 +301,12 @@ def test_fine_tuning_that_the_library_does_otherwise_is_refused(groups: dict[str
         sft_with(**groups)
 
 
+def test_a_block_of_mtp_that_is_never_applied_is_refused() -> None:
+    """Megatron-Core builds it, and asserts in its first forward pass that there is a depth (hybrid_model.py)."""
+    with pytest.raises(ValidationError, match="builds a block, mtp_num_layers 0 never applies it"):
+        sft_with("super3", model={"mtp_num_layers": 0})
+
+
 def test_context_parallelism_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_context_parallelism(config_with().model)
     assert capsys.readouterr().err == ""

@@ -62,6 +62,7 @@ def config_with(path: str, value: Any, file: Path = STAGE / "config/default.yaml
         ("policy.megatron_cfg.expert_model_parallel_size", 48, "size 48 does not divide the 128 experts"),
         ("policy.megatron_cfg.context_parallel_size", 3, "size 3 does not divide the 32 heads of Mamba in a TP part"),
         ("policy.megatron_cfg.num_layers_in_first_pipeline_stage", 53, "-1 blocks are left for the 1 other stages"),
+        ("policy.megatron_cfg.mtp_use_repeated_layer", True, "builds a block, mtp_num_layers 0 never applies it"),
         ("policy.max_total_sequence_length", 49_150, r"no multiple of lcm\(2 CP, CP TP\) = 8"),
         ("policy.sequence_packing.enabled", False, "context_parallel_size above 1 needs sequence_packing"),
         ("policy.generation.max_new_tokens", 50_000, "exceeds max_total_sequence_length 49,152"),

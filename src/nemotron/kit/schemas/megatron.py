@@ -302,6 +302,8 @@ class MegatronConfig(Group):
                     raise ValueError(f"model.{key} is missing: the library's own value would stand")
                 if not there and getattr(self.model, key) is not None:
                     raise ValueError(f"model.{key} is of no meaning for {name}")
+        if self.model.mtp_use_repeated_layer and not self.model.mtp_num_layers:
+            raise ValueError("model.mtp_use_repeated_layer: true builds a block, mtp_num_layers 0 never applies it")
         check_layout(self.model, dimensions, self.model.seq_length, "model.")
         return self
 

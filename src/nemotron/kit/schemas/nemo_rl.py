@@ -175,6 +175,10 @@ class TrainedPolicyConfig(Group):
             blocks=pipeline, heads=tensor, mamba_heads=tensor * layout.context_parallel_size, groups=8,
             experts=layout.expert_model_parallel_size, expert_width=layout.expert_tensor_parallel_size,
         )  # fmt: skip
+        if layout.mtp_use_repeated_layer and not layout.mtp_num_layers:
+            raise ValueError(
+                "megatron_cfg.mtp_use_repeated_layer: true builds a block, mtp_num_layers 0 never applies it"
+            )
         first, last = layout.num_layers_in_first_pipeline_stage, layout.num_layers_in_last_pipeline_stage
         if ends := [blocks for blocks in (first, last) if blocks is not None]:
             blocks, stages = dimensions.blocks - sum(ends), pipeline - len(ends)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,19 @@ def test_gym_has_every_flag_and_benchmark(family: str, name: str, sources: Sourc
     faults = gym_faults(planted, sources)
     assert len(faults) == 3 and faults[0] == "--num-repeat" and faults[1].startswith("benchmarks/")
     assert "no model type vllm" in gym_faults([word.replace("local_vllm_model", "vllm") for word in words], sources)
+
+
+@pytest.mark.parametrize("family", FOLDERS)
+@pytest.mark.parametrize("name", ["default", "judged"])
+def test_no_prompt_is_as_long_as_what_the_model_is_served_with(family: str, name: str) -> None:
+    """RULER's are as long as its script says, and a model that reasons gives no answer in what is left."""
+    cfg = config_of(family, name)
+    assert cfg.gym is not None
+    for benchmark in cfg.gym.benchmarks:
+        config = (GYM / benchmark.config).read_text(encoding="utf-8")
+        for script in re.findall(r"prepare_script: (\S+)", config):
+            lengths = map(int, re.findall(r"\blength=(\d+)", (GYM / script).read_text(encoding="utf-8")))
+            assert max(lengths, default=0) < cfg.gym.vllm_serve_kwargs.max_model_len, benchmark.config
 
 
 def test_options_of_vllm_are_those_that_gym_has_for_the_model() -> None:

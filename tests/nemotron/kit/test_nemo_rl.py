@@ -114,6 +114,8 @@ def test_generation_on_nodes_of_its_own_leaves_some_for_the_trainer() -> None:
     resources = {"gpus_per_node": 8, "num_nodes": 176}
     with pytest.raises(ValidationError, match="leave some for the trainer"):
         config_with("policy.generation.colocated.resources", resources, SUPER / "rlvr1.yaml")
+    with pytest.raises(ValidationError, match=r"resources.gpus_per_node 8 is not cluster.gpus_per_node 4"):
+        config_with("cluster.gpus_per_node", 4, SUPER / "rlvr1.yaml")
 
 
 def test_passes_that_generation_ahead_would_not_make_are_refused() -> None:

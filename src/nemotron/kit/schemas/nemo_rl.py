@@ -608,13 +608,18 @@ class GRPOMasterConfig(NemoRLConfig):
         nodes = self.cluster.num_nodes
         if not colocated.enabled:
             generating = colocated.resources.num_nodes or 0
-            if not 0 < generating < nodes or colocated.resources.gpus_per_node is None:
+            if not 0 < generating < nodes:
                 raise ValueError(
                     f"policy.generation.colocated.resources: {generating} nodes of cluster.num_nodes {nodes} generate; "
-                    "gpus_per_node and num_nodes have to be given, and to leave some for the trainer"
+                    "num_nodes has to be given, and to leave some for the trainer"
+                )
+            if colocated.resources.gpus_per_node != self.cluster.gpus_per_node:
+                raise ValueError(
+                    f"policy.generation.colocated.resources.gpus_per_node {colocated.resources.gpus_per_node} is not "
+                    f"cluster.gpus_per_node {self.cluster.gpus_per_node}"
                 )
             nodes -= generating
-            gpus = generating * colocated.resources.gpus_per_node
+            gpus = generating * self.cluster.gpus_per_node
         else:
             gpus = nodes * self.cluster.gpus_per_node
         engine = policy.generation.vllm_cfg.tensor_parallel_size * policy.generation.vllm_cfg.pipeline_parallel_size

@@ -64,7 +64,7 @@ class SharedPrompts:
         place_EK = self.rows_E.unsqueeze(-1) * x_BLc.shape[1] + self.window_EK.clamp(min=0)  # in all rows, joined
         # The continuations of a prompt read the same tokens. Their gradients are added up in one order, by one thread;
         # behind x_BLc[rows, tokens] several would add as they come, with other last bits every time.
-        inputs_EKc = x_BLc.flatten(0, 1).index_select(0, place_EK.flatten()).view(*place_EK.shape, -1)
+        inputs_EKc = x_BLc.flatten(0, 1).index_select(0, place_EK.flatten()).view(*place_EK.shape, x_BLc.shape[-1])
         return inputs_EKc * (self.window_EK >= 0).unsqueeze(-1)
 
     def read_states(self, x_BLHP: Tensor, dt_BLH: Tensor, A_H: Tensor, B_BLGN: Tensor, C_BLGN: Tensor) -> Tensor:

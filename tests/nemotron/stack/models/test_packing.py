@@ -60,12 +60,12 @@ PROMPTS, CONTINUATIONS = [0, 1, 2, 16, 21], [[1, 2, 30], [7, 1, 9], [3, 12], [8,
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(("pattern", "conv_kernel"), [*((pattern, 4) for pattern in PATTERNS), ("M", 1)])
 def test_continuations_of_a_shared_prompt_equal_separate_rows(
-    make_model: Callable[..., NemotronH], pattern: str, recompute: bool
+    make_model: Callable[..., NemotronH], pattern: str, conv_kernel: int, recompute: bool
 ) -> None:
     """The gradient of a prompt is the sum of those that its continuations give it."""
-    model = make_model(pattern, dtype=torch.float64).train()
+    model = make_model(pattern, dtype=torch.float64, conv_kernel=conv_kernel).train()
     for block in model.blocks():
         block.recompute = recompute
     source = torch.Generator().manual_seed(3)

@@ -156,6 +156,7 @@ def test_merged_weights_are_the_mean_of_those_that_were_kept(phases: Phases) -> 
     expected = merge(states, merge_weights(3, 3, "minus_sqrt", 0.01))[name]
     assert torch.equal(load_file(merged.path / "model.safetensors")[name], expected)
     assert torch.equal(states[-1][name], weights(base)[name])
+    assert merged.record["metrics"]["drawn"] == base.record["metrics"]["drawn"]  # a further phase reads on behind it
     scores = phases.metrics("merged")["merging"]
     assert [row["checkpoints"] for row in scores.values()] == [1, 2, 4] and "last" in scores
     (phases.root / "odd.yaml").write_text(config.read_text().replace("[3, 9]", "[4, 9]"))

@@ -95,8 +95,9 @@ def main() -> None:
             print(f"{name}: mean of sources {scores[name]['mean']:.4f} bits per byte", file=sys.stderr)
 
         model.load_state_dict(chosen)
+        drawn = base.metrics.get("drawn")  # a phase that goes on from the merged model reads on behind these windows
         published = publish_model(
-            run, model, base.path, {"window": cfg.window, "interval": interval},
+            run, model, base.path, {"window": cfg.window, "interval": interval, "drawn": drawn},
             num_steps=last, tokens=base.tokens if last == base.num_steps else None, dataset_path=data.path,
         )  # fmt: skip
         results = Results(metrics={"merging": scores}).save()

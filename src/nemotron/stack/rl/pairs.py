@@ -103,7 +103,7 @@ def answer_logprobs(model: NemotronH, batch: PairBatch, autocast: AbstractContex
     device = model.lm_head.weight.device
     with autocast:
         logits_TV = model(
-            batch.input_ids_BL.to(device), batch.seq_idx_BL.to(device), batch.predicts_BL.to(device)
+            batch.input_ids_BL.to(device), batch.seq_idx_BL.to(device), batch.predicts_BL.to(device), mtp_depths=0
         ).logits
     return token_logprobs(logits_TV, batch.targets_T.to(device))
 

@@ -48,7 +48,7 @@ if __name__ == "__main__":  # importing torch takes seconds, or fails: Ctrl-C an
 
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -188,7 +188,8 @@ def train(cfg: SFTConfig, session: Session, data: Data) -> tuple[NemotronH, Best
     place_model(model, ranks, cfg.model, shard=sharded, bf16=session.bf16)
     optimizer = build_optimizer(model, cfg.optimizer)
     tokens_per_step = batch_size * data.pack.seq_len
-    flops_per_step = tokens_per_step * training_flops_per_token(model.config, data.pack.seq_len)
+    trained = replace(model.config, mtp_num_layers=num_depths)  # depths of this stage
+    flops_per_step = tokens_per_step * training_flops_per_token(trained, data.pack.seq_len)
 
     # ---- resume: the same command after a crash goes on here, to the same weights
     step, best, best_weights = 0, Best(), dict[str, torch.Tensor]()

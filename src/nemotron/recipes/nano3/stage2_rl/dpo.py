@@ -45,7 +45,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +189,8 @@ def train(cfg: DPORunConfig, session: Session, data: Data) -> NemotronH:
         for moe in model.moe_blocks():
             moe.gate.weight.requires_grad_(False)
     optimizer = build_optimizer(model, cfg.policy.optimizer)
-    flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
+    without_mtp = replace(model.config, mtp_num_layers=0)
+    flops_per_token = training_flops_per_token(without_mtp, cfg.policy.max_total_sequence_length)
 
     # ---- the reference: what the model gives before its first update, of the pairs that this rank will train on. A
     # resumed run computes it again, before it loads the weights of its checkpoint.

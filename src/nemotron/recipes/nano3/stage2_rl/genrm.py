@@ -45,7 +45,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -212,7 +212,8 @@ def train(cfg: GenRMConfig, session: Session, data: Data) -> tuple[NemotronH, di
         batch_size=cfg.policy.generation.batch_size, poll=session.stop.poll,
     )  # fmt: skip
     optimizer = build_optimizer(model, cfg.policy.optimizer)
-    flops_per_token = training_flops_per_token(model.config, cfg.policy.max_total_sequence_length)
+    trained = replace(model.config, mtp_num_layers=cfg.policy.mtp_num_layers)  # depths of this stage
+    flops_per_token = training_flops_per_token(trained, cfg.policy.max_total_sequence_length)
 
     # ---- resume: comparisons and sampling are functions of (seed, step), so weights and optimiser are the whole state
     samples = session.open_log("rollouts")

@@ -286,7 +286,7 @@ def keep_template(template: str, folder: Path) -> str | Path:
     if template in TEMPLATES:
         return template
     chosen, copy = load_template(template), folder / "chat_template"
-    copy.mkdir()
+    copy.mkdir(exist_ok=True)  # of a run that was killed just after
     (copy / "chat_template.jinja").write_text(chosen.source, encoding="utf-8")
     (copy / "tokenizer_config.json").write_text(json.dumps(chosen.tokens), encoding="utf-8")
     return copy

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nemotron.kit.artifact import Model
+from nemotron.kit.chat_template import keep_template
 from nemotron.kit.run import Run
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import CONFIG_FILE, KEPT_KEYS, read_config
@@ -49,8 +50,9 @@ def publish_written(
     """The same where config and weights are in `run.output_dir` already; `kind`: what it is published as."""
     for file in sorted(tokenizer_dir.glob("*token*.json")):
         shutil.copyfile(file, run.output_dir / file.name)
-    if isinstance(template := fields.get("chat_template"), Path):  # it lies in the data; the model has its own copy
-        fields["chat_template"] = shutil.copytree(template, run.output_dir / template.name, dirs_exist_ok=True)
+    # It lies in the data, or with a model from elsewhere: the new one has a copy of the template, and of nothing else.
+    if isinstance(template := fields.get("chat_template"), Path):
+        fields["chat_template"] = keep_template(str(template), run.output_dir)
     total, active = model.num_parameters()
     return kind(
         path=run.output_dir,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from nemo_runspec.artifacts import Registry
 from nemotron.data_prep.chat.pack import write_rows
@@ -52,7 +53,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     model = NemotronH(config)
     with torch.no_grad():
         model.lm_head.weight.mul_(20)  # opinions that rounding changes
-    model.save_pretrained(start)
+    model.save_pretrained(start, others={"max_position_embeddings": LENGTH, "eos_token_id": 2})
     rng = np.random.default_rng(0)
     for split, count in (("train", 60), ("valid", 16)):
         rows = [
@@ -114,6 +115,15 @@ def test_the_record_says_what_was_quantised(house: House) -> None:
     assert metrics["comparison"]["mean"].keys() >= {"difference", "difference_95"}
     config = json.loads((version.path / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "modelopt"
+
+
+def test_engines_read_window_and_ends_of_the_full_model(house: House) -> None:
+    for name in ("super3-quantize-model-smoke", OUTPUT):
+        folder = house.registry.resolve(name).path
+        assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == LENGTH
+        ends = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        assert set(ends) == {tokenizer.token_to_id("</s>"), tokenizer.token_to_id("<|im_end|>")}
 
 
 def load(registry: Registry, ref: str) -> dict[str, torch.Tensor]:

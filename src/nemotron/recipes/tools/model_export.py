@@ -35,7 +35,6 @@ from nemotron.kit.lineage import raw_sources, walk
 from nemotron.kit.model_folder import (
     ADAPTER_FOLDER,
     CARD_FILE,
-    GENERATION_FILE,
     TOKENIZER_FILES,
     Origin,
     adopt_model,
@@ -44,9 +43,10 @@ from nemotron.kit.model_folder import (
 from nemotron.recipes.tools.model_card import model_card
 from nemotron.recipes.tools.model_files import whole_directory, write_manifest
 from nemotron.recipes.tools.options import run_tool
-from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
+from nemotron.stack.evaluation.model import load_tokenizer
 from nemotron.stack.models import NemotronH
-from nemotron.stack.models.published.config_json import KEPT_KEYS, is_quantized, load_config, read_config
+from nemotron.stack.models.published.config_json import is_quantized, kept_values, load_config, read_config
+from nemotron.stack.models.published.generation_config import write_generation_config
 from nemotron.stack.models.published.hub import (
     DTYPES,
     Written,
@@ -91,7 +91,7 @@ def export(model: Model, folder: Path, dtype: torch.dtype | None, max_shard_size
     }
     main_dtype = tensors["lm_head.weight"].dtype
     write_directory(folder, hub_config(config, main_dtype, others), tensors, max_shard_size)
-    write_generation_config(model, folder, others)
+    write_generation_config(folder, model.path, others, model.template)
     if (model.path / ADAPTER_FOLDER).is_dir():
         shutil.copytree(model.path / ADAPTER_FOLDER, folder / ADAPTER_FOLDER)
     registry = model.version.registry
@@ -149,20 +149,7 @@ def read_others(source: Path, folder: Path, tokenizer_config: dict[str, Any]) ->
     length = tokenizer_config.get("model_max_length")
     if isinstance(length, int) and length < 10**9:  # transformers writes 1e30 for "none"
         others["max_position_embeddings"] = length
-    values = read_config(source)
-    return others | {key: values[key] for key in KEPT_KEYS if key in values}
-
-
-def write_generation_config(model: Model, folder: Path, others: dict[str, Any]) -> None:
-    """The artifact's own generation_config.json, else one that stops where our decoding does."""
-    if (model.path / GENERATION_FILE).is_file():
-        shutil.copyfile(model.path / GENERATION_FILE, folder / GENERATION_FILE)
-        return
-    ids = {key: value for key, value in others.items() if key.endswith("_token_id")}
-    eos = ids.get("eos_token_id")
-    stops = [*(eos if isinstance(eos, list) else [eos]), *stop_token_ids(folder, model.template)]
-    ids["eos_token_id"] = list(dict.fromkeys(stop for stop in stops if stop is not None))
-    (folder / GENERATION_FILE).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+    return others | kept_values(source)
 
 
 def push(folder: Path, address: str, ref: str) -> None:

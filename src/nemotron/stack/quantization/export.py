@@ -131,10 +131,13 @@ def _group(algorithm: str) -> dict[str, Any]:
 # ---- writing
 
 
-def save_quantized(folder: Path, model: NemotronH, quantization: Quantization) -> None:
+def save_quantized(
+    folder: Path, model: NemotronH, quantization: Quantization, others: Mapping[str, Any] | None = None
+) -> None:
     """Write a model directory: quantised layers as `quantization` has them, the rest from the model, in bf16.
 
     The model's own values of quantised matrices are not looked at. Tokenizer and chat template are not written.
+    `others`: as `hub_config`.
     """
     tensors: dict[str, Written] = {}
     parts = packed_tensors(model, quantization)
@@ -149,6 +152,7 @@ def save_quantized(folder: Path, model: NemotronH, quantization: Quantization) -
     config = quant_config(model, quantization.plan, bool(quantization.kv_scales))
     state = quantization.ssm_state
     others = {
+        **(others or {}),
         "mamba_ssm_cache_dtype": "float32" if state == "FP32" else "float16",
         "mamba_ssm_stochastic_rounding": state == "FP16_stochastic",
         "quantization_config": quantization_config(config),

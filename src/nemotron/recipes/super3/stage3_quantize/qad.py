@@ -58,6 +58,7 @@ from nemotron.recipes.super3.stage3_quantize.measure import HeldOut, held_out_re
 from nemotron.stack.compression.distillation import Recovery, forward_kl_sum
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import kept_values
 from nemotron.stack.quantization.export import load_model, read_quantization, save_quantized
 from nemotron.stack.quantization.layers import Quantization, matrix, quantized_weights, repacked, round_activations
 from nemotron.stack.training.loaders import PackedLoader
@@ -79,7 +80,8 @@ def main() -> None:
 
         # ---- publish: new codes under the old scales
         packed = {name: repacked(matrix(student, name).detach(), old) for name, old in quantization.packed.items()}
-        save_quantized(session.run.output_dir, student, replace(quantization, packed=packed))
+        kept = kept_values(data.full.path)
+        save_quantized(session.run.output_dir, student, replace(quantization, packed=packed), kept)
         quantized, steps = data.quantized, session.last_step
         published = publish_written(
             session.run, student, quantized.path, QuantizedModel, {"bytes": quantized.metrics["bytes"], "steps": steps},

@@ -57,6 +57,7 @@ from nemotron.kit.stop import StopFlag
 from nemotron.recipes.super3.stage3_quantize.measure import ROWS, HeldOut, measure, open_held_out
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.config_json import kept_values
 from nemotron.stack.quantization.autoquantize import candidates, fisher_scores, group_matrices, search
 from nemotron.stack.quantization.calibration import calibrate
 from nemotron.stack.quantization.export import load_model, quant_config, save_quantized, stored_bytes
@@ -99,7 +100,7 @@ def main() -> None:
                 quantization = quantize(full, plan, amax, cfg.weight_scales, cfg.precision.ssm_state)
             except ValueError as error:  # a matrix that its format's blocks do not divide
                 raise UserError(f"precision: {error}", "BF16 leaves such layers as they are") from error
-            save_quantized(run.output_dir, full, quantization)
+            save_quantized(run.output_dir, full, quantization, kept_values(full_artifact.path))
             algorithm = quant_config(full, plan, bool(quantization.kv_scales))["quantization"]["quant_algo"]
             sizes_of_both = stored_bytes(full, plan)
             published = publish_written(

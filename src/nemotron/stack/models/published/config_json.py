@@ -152,6 +152,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
+def kept_values(folder: Path) -> dict[str, Any]:
+    """What a model made of the one in `folder` keeps of its config: `KEPT_KEYS`; nothing where it holds no model."""
+    values = read_config(folder) if (folder / CONFIG_FILE).is_file() else {}
+    return {key: values[key] for key in KEPT_KEYS if key in values}
+
+
 def is_quantized(values: dict[str, Any]) -> bool:
     """Whether a `config.json` says that weights are stored as codes and scales."""
     return bool(values.get("quantization_config"))

@@ -170,6 +170,8 @@ def model_generate_fn(
                 samples_per_prompt=samples,
                 poll=poll,
                 budget=budget,
+                # A message may have turned reasoning off, as `/no_think` does under Nano 2's template.
+                opens_answer=[chat.opens_reasoning(prompts[row]) is False for row in rows],
                 reads_on=reads_on,
             )
             texts = tokenizer.decode_batch([c.tokens[:-1] if c.finished else c.tokens for c in out], False)

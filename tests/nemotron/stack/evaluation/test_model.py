@@ -205,6 +205,20 @@ def test_a_budget_ends_reasoning_as_the_template_does(
         evaluate_model(rambler, folder, tasks, settings, template="nano3", max_reasoning=9)
 
 
+def test_a_budget_leaves_a_prompt_alone_that_opens_the_answer(rambler: NemotronH, folder: Path) -> None:
+    """As one whose question says `/no_think` does under Nano 2's template."""
+    ask = "<|im_start|>user\n1+2?<|im_end|>\n<|im_start|>assistant\n<think>"
+    prompts = [f"{ask}\n", f"{ask}</think>"]
+    free, held = (
+        model_generate_fn(rambler, folder, "nano3", max_new_tokens=12, budget=budget)(
+            prompts, temperature=0.0, seed=0, samples=2
+        )
+        for budget in (None, reasoning_budget(folder, "nano3", 5, 12))
+    )
+    assert ["</think>" in completion.text for completion in held] == [True, True, False, False]
+    assert held[2:] == free[2:] and held[:2] != free[:2]
+
+
 def test_a_budget_of_a_tokenizer_whose_tags_are_several_tokens(tmp_path: Path) -> None:
     """As that of Nano v2, and as the one that its recipe trains."""
     tokenizer = train_tokenizer(["words of </think>", "> \n\n"] * 9, 300, template="nano2")

@@ -27,7 +27,7 @@ from nemotron.stack.models import NemotronH
 from nemotron.stack.models.decoding import chunks, turns
 from nemotron.stack.models.decoding.cache import Cache
 from nemotron.stack.models.decoding.chunks import read_chunks
-from nemotron.stack.models.decoding.generate import Generation
+from nemotron.stack.models.decoding.generate import Generation, ReasoningBudget
 from nemotron.stack.models.decoding.turns import Retold, generate_turns
 from nemotron.stack.rl.dialogue import Dialogue, episode_verdicts, verdicts
 from nemotron.stack.rl.loss_metrics import MISMATCH_FACTOR
@@ -87,6 +87,21 @@ def trainer_logprobs(model: NemotronH, rollouts: list[Rollout]) -> tuple[torch.T
             ours.append(micro.logprobs(model).double())
         recorded.append(micro.logp_generator_T.double())
     return torch.cat(ours), torch.cat(recorded)
+
+
+def test_a_budget_holds_every_turn_of_a_conversation_that_reasons_and_none_of_another(model: NemotronH) -> None:
+    def conversations(budget: ReasoningBudget | None) -> list[list[int]]:
+        chatters = [Chatter(3) for _ in range(4)]
+        generate_turns(
+            model, PROMPTS[:2], lambda row, ids: chatters[row].reply(ids), 20, max_turns=3, temperature=0,
+            stop_token_ids=range(0, 40, 2), generator=torch.Generator(), samples_per_prompt=2, budget=budget,
+            opens_answer=[False, True],
+        )  # fmt: skip
+        return [turn for chatter in chatters for turn in chatter.sampled]
+
+    free, held = conversations(None), conversations(ReasoningBudget(0, (39,), (37, 39, 2)))
+    assert len(held) > 8 and held[:6] == [[37, 39, 2]] * 6
+    assert held[6:] == free[-len(held[6:]) :]
 
 
 def test_every_turn_continues_the_tokens_before_it(model: NemotronH, monkeypatch: pytest.MonkeyPatch) -> None:

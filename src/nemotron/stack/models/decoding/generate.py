@@ -85,6 +85,7 @@ def generate(
     samples_per_prompt: int = 1,
     poll: Callable[[], None] = lambda: None,
     budget: ReasoningBudget | None = None,
+    opens_answer: Sequence[bool] | None = None,
     states: list[Cache] | None = None,
     keeps_states: Callable[[int, int], bool] | None = None,
 ) -> Generation:
@@ -102,6 +103,7 @@ def generate(
         generator: source of randomness; the same generator state gives the same tokens.
         poll: called after every step; raises to stop (a signal arrived).
         budget: of prompts that open reasoning. Tokens put by it stand among the others, log-probability included.
+        opens_answer: of each prompt, whether it opens the answer instead, which no budget holds; None: none does.
         states: of each prompt, what has been read of it already: `Generation.states` of a turn before. For one sample a
             prompt. The list is empty afterwards, so that none outlives its copy in the cache.
         keeps_states: whether those of a completion are returned, copies, which take as much memory as its part of the
@@ -136,6 +138,9 @@ def generate(
         rows = torch.arange(total, device=device)  # which completion each row of the batch is
         finished_B = torch.zeros(total, dtype=torch.bool, device=device)
         progress_B = torch.zeros_like(rows)  # of the end of reasoning
+        if budget and opens_answer:
+            are_answers_B = torch.tensor(opens_answer, device=device).repeat_interleave(samples_per_prompt)
+            progress_B[are_answers_B] = len(budget.tag_ids)
         records: list[tuple[Tensor, ...]] = []  # of each step: rows, tokens, and what their probabilities follow from
         for index in range(max_new_tokens):
             logits_BV = at_least_fp32(logits_BV)

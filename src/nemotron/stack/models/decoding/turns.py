@@ -71,6 +71,7 @@ def generate_turns(
     samples_per_prompt: int = 1,
     poll: Callable[[], None] = lambda: None,
     budget: ReasoningBudget | None = None,
+    opens_answer: Sequence[bool] | None = None,
     reads_on: Callable[[int], bool] = lambda row: True,
 ) -> list[Conversation]:
     """`samples_per_prompt` conversations for each prompt; those of one prompt stand together.
@@ -85,10 +86,11 @@ def generate_turns(
             there has to be room for a whole turn, else the conversation ends without it, as not finished.
         reads_on: whether a conversation may have a further turn that goes on from the states of the one before. Those
             of others are not kept; where one of these goes on nevertheless, it reads its prompt from the start.
-        others: as `generate`; the budget is that of a turn.
+        others: as `generate`; the budget is that of a turn, and every turn opens what the first one did.
     """
     conversations = [Conversation() for _ in range(len(prompts) * samples_per_prompt)]
     rows = list(range(len(conversations)))
+    opened = opens_answer = opens_answer or [False] * len(prompts)
     states: list[Cache | None] = [None] * len(prompts)
     for turn in range(max_turns):
         outputs = Generation([], [], [], [])
@@ -102,7 +104,8 @@ def generate_turns(
             outputs += generate(
                 model, prompts[group], max_new_tokens, temperature=temperature, stop_token_ids=stop_token_ids,
                 generator=generator, samples_per_prompt=samples_per_prompt if turn == 0 else 1, poll=poll,
-                budget=budget, states=read if len(read) == len(prompts[group]) else None,
+                budget=budget, opens_answer=opened[group],
+                states=read if len(read) == len(prompts[group]) else None,
                 keeps_states=keeps_states if turn + 1 < max_turns else None,
             )  # fmt: skip
         answers = _replies(reply, rows, outputs.tokens, poll)
@@ -128,6 +131,7 @@ def generate_turns(
         if not going_on:
             break
         rows, prompts, states = going_on, next_prompts, next_states
+        opened = [opens_answer[row // samples_per_prompt] for row in rows]
     return conversations
 
 

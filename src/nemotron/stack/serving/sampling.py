@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nemotron.stack.models.decoding.generate import ReasoningBudget
+from nemotron.stack.models.decoding.generate import ReasoningBudget, draw
 from nemotron.stack.models.decoding.speculative import keep_drafts
 from nemotron.stack.serving.grammar import Constraint, Grammar
 
@@ -151,7 +151,8 @@ def draft_draws(
     if all(sampling is None or sampling.temperature == 0 for sampling in samplings):
         return logits_BV.argmax(-1, keepdim=True), logits_BV
     probs_BV = probabilities(logits_BV.unsqueeze(1), samplings, truncate=False).squeeze(1)
-    return _draw(probs_BV, uniforms), probs_BV
+    uniform_B1 = torch.tensor(uniforms, dtype=torch.float64, device=probs_BV.device).unsqueeze(1)
+    return draw(probs_BV, uniform_B1), probs_BV
 
 
 def choose(
@@ -181,16 +182,16 @@ def choose(
         kept_B[list(masks)] = 0
     else:
         p_BTV = probabilities(logits_BTV, samplings)
-        uniforms = torch.tensor(uniforms_BT, dtype=torch.float64, device=p_BTV.device)
+        uniform_BT = torch.tensor(uniforms_BT, dtype=torch.float64, device=p_BTV.device)
         kept_B, remaining_BV = drafts_Bk.new_zeros(len(drafts_Bk)), p_BTV[:, 0]
         if num_drafts:
             kept_B, remaining_BV = keep_drafts(
-                drafts_Bk, p_BTV, torch.stack(list(draft_probs), dim=1), uniforms[:, :num_drafts]
+                drafts_Bk, p_BTV, torch.stack(list(draft_probs), dim=1), uniform_BT[:, :num_drafts]
             )
             held = list(masks)
             kept_B[held], remaining_BV[held] = 0, p_BTV[held, 0]
         tokens_BT = torch.cat([drafts_Bk, drafts_Bk.new_zeros(len(drafts_Bk), 1)], dim=1)
-        tokens_BT.scatter_(1, kept_B.unsqueeze(1), _draw(remaining_BV, [uniforms_T[-1] for uniforms_T in uniforms_BT]))
+        tokens_BT.scatter_(1, kept_B.unsqueeze(1), draw(remaining_BV, uniform_BT[:, -1:]))
     return kept_B.tolist(), tokens_BT.tolist()
 
 
@@ -232,13 +233,3 @@ def describe(
         )
         described.append([Token(*of_token) for of_token in zip(ids, logprobs, likeliest, strict=True)][:count])
     return described
-
-
-def _draw(weights_BV: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """A token a row [B, 1], drawn in proportion to weights by inverting their sums, as `generate.draw_below` does."""
-    cumulated_BV = weights_BV.cumsum(-1, dtype=torch.float64)
-    mass_B1 = cumulated_BV[:, -1:].contiguous()
-    target_B1 = torch.tensor(uniforms, dtype=torch.float64, device=weights_BV.device).unsqueeze(1) * mass_B1
-    # Below the mass, to which the product may have been rounded: no token behind the last possible one is drawn.
-    target_B1 = torch.minimum(target_B1, torch.nextafter(mass_B1, torch.zeros_like(mass_B1)))
-    return torch.searchsorted(cumulated_BV, target_B1, right=True)

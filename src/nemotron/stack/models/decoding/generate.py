@@ -287,22 +287,27 @@ def _choose(
         probs_BV = torch.softmax(logits_BV / temperature, dim=-1)
     if top_p < 1:
         probs_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
-    cumulated_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    mass_B1 = cumulated_BV[:, -1:]
-    if top_p < 1:
-        # The first token with which top_p is reached is the last one that stays.
-        last_B1 = torch.searchsorted(cumulated_BV, top_p * mass_B1)
-        mass_B1 = cumulated_BV.gather(-1, last_B1)
-    index_B1 = draw_below(cumulated_BV, mass_B1, generator)
+    index_B1 = draw(probs_BV, uniforms(probs_BV, generator), top_p)
     return (order_BV.gather(-1, index_B1) if top_p < 1 else index_B1).squeeze(-1)
 
 
-def draw_below(cumulated_BV: Tensor, mass_B1: Tensor, generator: torch.Generator | None) -> Tensor:
-    """An index a row, [B, 1], drawn from weights whose sums up to each index are `cumulated`, from those below `mass`.
+def uniforms(weights_BV: Tensor, generator: torch.Generator | None) -> Tensor:
+    """A number in [0, 1) a row, [B, 1], to `draw` from these weights by."""
+    return torch.rand((len(weights_BV), 1), generator=generator, dtype=torch.float64, device=weights_BV.device)
 
-    By inverting the distribution function: one uniform number a row, the first index whose cumulated weight exceeds it.
-    `torch.multinomial` draws one number an index, which at batch 256 would take longer than the model. The sums are in
-    float64, where no token of a large vocabulary is lost to rounding.
+
+def draw(weights_BV: Tensor, uniform_B1: Tensor, top_p: float = 1.0) -> Tensor:
+    """An index a row, [B, 1], drawn in proportion to weights, which need not sum to 1.
+
+    By inverting the distribution function: one number in [0, 1) a row, the first index whose cumulated weight exceeds
+    it. `torch.multinomial` draws one number an index, which at batch 256 would take longer than the model. The sums are
+    in float64, where no token of a large vocabulary is lost to rounding, and where the largest number below 1 times a
+    sum stays below that sum: no index behind the last possible one is drawn.
+
+    top_p: of weights in descending order, up to the first with which their share reaches it.
     """
-    uniform_B1 = torch.rand(mass_B1.shape, generator=generator, dtype=mass_B1.dtype, device=mass_B1.device)
+    cumulated_BV = weights_BV.cumsum(-1, dtype=torch.float64)
+    mass_B1 = cumulated_BV[:, -1:]
+    if top_p < 1:
+        mass_B1 = cumulated_BV.gather(-1, torch.searchsorted(cumulated_BV, top_p * mass_B1))
     return torch.searchsorted(cumulated_BV, uniform_B1 * mass_B1, right=True)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nemotron.stack.models.decoding.generate import COMPACT_AT, Generation, draw_below, pad_left
+from nemotron.stack.models.decoding.generate import COMPACT_AT, Generation, draw, pad_left, uniforms
 from nemotron.stack.models.decoding.multi_token import CachedStack
 from nemotron.stack.models.decoding.steps import explicit_dtypes, prepare_linear, prepare_norm
 from nemotron.stack.models.layers import at_least_fp32
@@ -244,12 +244,7 @@ def _draw(logits_BV: Tensor, temperature: float, generator: torch.Generator | No
     if temperature == 0:
         return logits_BV.argmax(-1, keepdim=True), logits_BV
     probs_BV = torch.softmax(logits_BV / temperature, dim=-1)
-    return _draw_from(probs_BV, generator), probs_BV
-
-
-def _draw_from(weights_BV: Tensor, generator: torch.Generator | None) -> Tensor:
-    cumulated_BV = weights_BV.cumsum(-1, dtype=torch.float64)
-    return draw_below(cumulated_BV, cumulated_BV[:, -1:], generator)
+    return draw(probs_BV, uniforms(probs_BV, generator)), probs_BV
 
 
 def _verify(
@@ -272,7 +267,7 @@ def _verify(
     uniform_Bk = torch.rand(drafts_Bk.shape, generator=generator, dtype=p_BTV.dtype, device=p_BTV.device)
     kept_B, remaining_BV = keep_drafts(drafts_Bk, p_BTV, q_BkV, uniform_Bk)
     tokens_BT = F.pad(drafts_Bk, (0, 1))
-    tokens_BT.scatter_(1, kept_B.unsqueeze(1), _draw_from(remaining_BV, generator))
+    tokens_BT.scatter_(1, kept_B.unsqueeze(1), draw(remaining_BV, uniforms(remaining_BV, generator)))
     return kept_B.tolist(), tokens_BT
 
 

@@ -98,7 +98,9 @@ def fake_nvfp4(
     if not isinstance(scales, Tensor):
         scales = choose_scales(x32, global_scale, scales)
     steps = steps_of(scales, global_scale)
-    return round_to_e2m1(blocks_of(x32) / steps, generator).mul_(steps).flatten(-2).to(x.dtype)
+    # Below 2^-128 a step may be rounded to 0, by which a zero may not be divided.
+    values = round_to_e2m1(blocks_of(x32) / steps.clamp(min=2.0**-149), generator)
+    return values.mul_(steps).flatten(-2).to(x.dtype)
 
 
 # ---- scales

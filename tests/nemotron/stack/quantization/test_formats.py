@@ -215,6 +215,13 @@ def test_a_calibrated_global_scale_that_is_too_small_saturates() -> None:
     assert torch.allclose(out, torch.ones_like(x)) and choose_scales(x, torch.tensor(1e-9)).float().item() == 448
 
 
+@pytest.mark.parametrize("scales", ["max", "mse", "four_over_six"])
+def test_a_step_below_the_numbers_of_fp32_makes_no_nan(scales: Any) -> None:
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 16] = 2.0**-133, 2.0**-148
+    assert not fake_nvfp4(x, scales=scales).isnan().any()
+
+
 def test_candidates_are_all_positive_values_of_e4m3() -> None:
     subnormal = [m * 2.0**-9 for m in range(1, 8)]
     normal = [(1 + m / 8) * 2.0**e for e in range(-6, 9) for m in range(8)][:-1]  # the last one is NaN

@@ -82,14 +82,26 @@ def bootstrap_interval(strata: Sequence[np.ndarray], seed: int = 0, resamples: i
 def mean_interval(strata: Sequence[np.ndarray]) -> Interval:
     """Bootstrap interval of the mean of the stratum means; Wilson's over all tasks where every one scored 0, or 1.
 
-    Resampling equal scores gives an interval of width 0, whatever their number.
+    Resampling equal scores gives an interval of width 0, whatever their number. So where some strata scored 0 and the
+    others 1, it is made of Wilson's of each (`_mean_of`).
     """
     kept = [scores[~np.isnan(scores)] for scores in strata]
     for score in (0.0, 1.0):
         if kept and all(len(scores) and np.all(scores == score) for scores in kept):
             trials = sum(len(scores) for scores in kept)
             return wilson_interval(int(score) * trials, trials)
+    if kept and all(len(scores) and scores[0] in (0.0, 1.0) and np.all(scores == scores[0]) for scores in kept):
+        return _mean_of([wilson_interval(int(scores.sum()), len(scores)) for scores in kept])
     return bootstrap_interval(strata)
+
+
+def _mean_of(intervals: Sequence[Interval]) -> Interval:
+    """Of the mean of independent estimates: their distances to each end add up as their squares do (G. Y. Zou, A.
+    Donner, Statistics in Medicine 27 (2008))."""
+    estimate = math.fsum(each.estimate for each in intervals) / len(intervals)
+    below = math.hypot(*(each.estimate - each.low for each in intervals)) / len(intervals)
+    above = math.hypot(*(each.high - each.estimate for each in intervals)) / len(intervals)
+    return Interval(estimate, estimate - below, estimate + above)
 
 
 def paired_difference(
@@ -100,7 +112,8 @@ def paired_difference(
     """Mean of the stratum means of `after - before` on the same tasks, with interval and p-value.
 
     The interval is the task bootstrap of the differences; where these are all equal, which resampling cannot widen, it
-    is as wide as Wilson's for the share of tasks that differ from what was seen, none having done so. The p-value is
+    is as wide as Wilson's for the share of tasks that differ from what was seen, none having done so; where they are
+    equal within each stratum, it is made of such intervals (`_mean_of`). The p-value is
     that of the paired randomisation test: under the null hypothesis each task's difference has either sign with equal
     chance, p = (1 + #{|mean*| >= |mean|}) / (1 + resamples), so its smallest value is 1 / (1 + resamples). `p_adjusted`
     equals `p_value` until `holm` sets it.
@@ -111,10 +124,12 @@ def paired_difference(
     interval = bootstrap_interval(strata, resamples=resamples)
     if math.isnan(interval.estimate):
         return Difference(math.nan, math.nan, math.nan, 1.0, 1.0)
-    all_T = np.concatenate([values[~np.isnan(values)] for values in strata])
-    if np.all(all_T == all_T[0]):
-        margin = wilson_interval(0, len(all_T)).high
-        interval = Interval(interval.estimate, max(-1.0, all_T[0] - margin), min(1.0, all_T[0] + margin))
+    kept = [values[~np.isnan(values)] for values in strata]
+    all_T = np.concatenate(kept)
+    equal = [all_T] if np.all(all_T == all_T[0]) else kept
+    if all(np.all(values == values[0]) for values in equal):
+        margins = ((float(values[0]), wilson_interval(0, len(values)).high) for values in equal)
+        interval = _mean_of([Interval(value, max(-1.0, value - m), min(1.0, value + m)) for value, m in margins])
     rng = np.random.default_rng(1)
     means_R = np.zeros(resamples)
     for values in strata:

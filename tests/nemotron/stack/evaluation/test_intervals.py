@@ -8,7 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from nemotron.stack.evaluation.intervals import bootstrap_interval, holm, paired_difference, wilson_interval
+from nemotron.stack.evaluation.intervals import (
+    bootstrap_interval,
+    holm,
+    mean_interval,
+    paired_difference,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +80,16 @@ def test_equal_differences_say_something_about_so_many_tasks_only() -> None:
     assert (found.estimate, found.low, found.high) == (0, -found.high, wilson_interval(0, 50).high)
     found = paired_difference([np.zeros(4)], all_four)
     assert (found.estimate, found.high) == (1, 1) and 0 < found.low < 0.6
+
+
+def test_scores_that_are_equal_within_each_stratum_have_an_interval() -> None:
+    none, all_right, wilson = np.zeros(20), np.ones(20), 0.1611  # of 0 in 20, as above
+    found = mean_interval([none, all_right])
+    assert (found.estimate, found.high - 0.5, 0.5 - found.low) == pytest.approx((0.5, wilson / 2, wilson / 2), abs=1e-4)
+    assert mean_interval([none]) == wilson_interval(0, 20) and mean_interval([none, none]) == wilson_interval(0, 40)
+    found = paired_difference([none, all_right], [all_right, all_right])
+    assert found.estimate == 0.5 and found.low == pytest.approx(0.5 - wilson / math.sqrt(2), abs=1e-4)
+    assert found.high == pytest.approx(0.5 + wilson / 2, abs=1e-4)  # no task can gain more than 1
 
 
 def test_pairs_must_match() -> None:

@@ -39,6 +39,7 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 GENERATION_FILE = "generation_config.json"
+QUANT_CONFIG_FILE = "hf_quant_config.json"  # of a quantised model, in ModelOpt's words: TensorRT-LLM reads it
 CARD_FILE = "README.md"
 ORIGIN_FILE = "nemotron.json"  # which artifact an exported model is, and what went into it
 ADAPTER_FOLDER = "adapter"  # in a model that was trained by adapters: they alone, in the layout of PEFT
@@ -50,6 +51,7 @@ LISTED_FILES = (
     CONFIG_FILE,
     INDEX_FILE,
     GENERATION_FILE,
+    QUANT_CONFIG_FILE,
     ORIGIN_FILE,
     *TOKENIZER_FILES,
     ADAPTER_CONFIG,

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from nemo_runspec.errors import UserError
 from nemo_runspec.write import write_in_one_step
+from nemotron.kit.model_folder import QUANT_CONFIG_FILE
 from nemotron.kit.schemas.quantization import QuantAlgo
 from nemotron.stack.models.nemotron_h import NemotronH
 from nemotron.stack.models.published.config_json import CONFIG_FILE, MODELOPT, is_quantized, load_config, read_config
@@ -46,7 +47,6 @@ from nemotron.stack.quantization.fp8_ptq import FP8
 from nemotron.stack.quantization.layers import Packed, Quantization, SsmState, layer_kinds, matrix, round_activations
 from nemotron.stack.quantization.nvfp4 import BLOCK, NVFP4
 
-QUANT_CONFIG_FILE = "hf_quant_config.json"
 # What the layout is that of: vLLM takes hf_quant_config.json as ModelOpt's by this name.
 PRODUCER = {"name": MODELOPT, "version": "0.47.0"}
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(up_proj|down_proj)")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import QuantizedModel
@@ -36,6 +37,9 @@ def test_a_quantised_directory_is_added(folder: Path) -> None:
     vocabulary = load_config(folder).vocab_size
     # Embedding and head, up and down, two norms: values, not codes.
     assert add_model.check(folder) == (2 * 32 * vocabulary + 2 * 32 * 32 + 2 * 32,) * 2
+    add_model.main(add_model.Options(str(folder), "added"))
+    added = Registry.default().resolve("added").path
+    assert {file.name for file in added.iterdir()} == {file.name for file in folder.iterdir()}
 
 
 def test_a_damaged_one_is_not(folder: Path) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
-from nemo_runspec.variables import ARTIFACTS_ROOT, OUTPUT_ROOT, RESTARTS
+from nemo_runspec.variables import ARTIFACTS_ROOT, FRESH, OUTPUT_ROOT, RESTARTS
 from nemo_runspec.variables import EXIT_CODE_FILE as EXIT_CODE_FILE
 
 DONE, FAILED, REFUSED, INTERRUPTED, PREEMPTED = 0, 1, 2, 130, 143
@@ -109,8 +109,15 @@ class Preempted(RunspecError):
     exit_code = PREEMPTED
 
     def __init__(self, checkpoint: str | Path) -> None:
-        super().__init__(f"stopped on a signal; checkpoint saved: {checkpoint}", "the same command resumes from it")
+        super().__init__(f"stopped on a signal; checkpoint saved: {checkpoint}", how_to_resume())
         self.checkpoint = checkpoint
+
+
+def how_to_resume() -> str:
+    """The hint behind a saved checkpoint. `--force` starts afresh, so not with that."""
+    if os.environ.get(FRESH):
+        return "the command of this step, without --force, resumes from it"
+    return "the same command resumes from it"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

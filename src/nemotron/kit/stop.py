@@ -17,7 +17,15 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from nemo_runspec.errors import INTERRUPTED, PREEMPTED, Interrupted, Preempted, leaving_signals, say_in_handler
+from nemo_runspec.errors import (
+    INTERRUPTED,
+    PREEMPTED,
+    Interrupted,
+    Preempted,
+    how_to_resume,
+    leaving_signals,
+    say_in_handler,
+)
 
 
 class StopRequested(SystemExit):
@@ -72,7 +80,7 @@ class StopFlag:
         if self.checkpoint is not None and request.number != signal.SIGINT:
             return Preempted(self.checkpoint)
         if self.checkpoint is not None:
-            return Interrupted(f"interrupted; checkpoint saved: {self.checkpoint}", "the same command resumes from it")
+            return Interrupted(f"interrupted; checkpoint saved: {self.checkpoint}", how_to_resume())
         what = "interrupted" if request.number == signal.SIGINT else f"stopped by {request.number.name}"
         failure = Interrupted(f"{what}; nothing was published", "the same command starts again")
         failure.exit_code = int(request.code or 0)

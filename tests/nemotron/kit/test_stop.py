@@ -65,6 +65,25 @@ def test_after_the_first_signal_a_later_ctrl_c_ends_the_work_at_once(
             time.sleep(0.1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("fresh", "hint"),
+    [
+        ("", "the same command resumes from it"),
+        ("1", "the command of this step, without --force, resumes from it"),  # the same one would start afresh
+    ],
+)
+def test_what_resumes_from_the_checkpoint_is_the_command_without_force(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, fresh: str, hint: str
+) -> None:
+    monkeypatch.setenv("RUNSPEC_FRESH", fresh)
+    with pytest.raises(RunspecError) as failure, StopFlag() as stop:
+        stop.checkpoint = CHECKPOINT
+        os.kill(os.getpid(), number)
+        stop.poll()
+    assert failure.value.hint == hint
+
+
 def test_work_that_finishes_in_spite_of_a_signal_is_no_failure() -> None:
     with StopFlag():
         os.kill(os.getpid(), signal.SIGTERM)

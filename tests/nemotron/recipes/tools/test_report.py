@@ -209,6 +209,13 @@ def test_bands_and_the_headline_tell_what_is_outside(registry: Registry) -> None
     assert "run took 2:05" in text  # 90 + 35.2 seconds
 
 
+def test_where_no_bands_are_stated_nothing_is_said_to_be_in_them(registry: Registry) -> None:
+    inputs = registry.resolve("nano3-eval-results-t").record["inputs"]
+    publish(registry, "nano3-eval-results-t", "nano3/eval", "ffff", inputs, METRICS | {"bands": [], "in_band": True})
+    text = read(registry).text
+    assert "in band" not in text and "0 / 0" not in text
+
+
 def test_what_models_and_documents_say_is_text_and_never_markup(registry: Registry) -> None:
     page = report.build_page(report.read_records("nano3-eval-results-t", registry))
     assert "<script>" not in page and "<b>bold" not in page and "<top>" not in page

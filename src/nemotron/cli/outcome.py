@@ -131,8 +131,9 @@ def _show_table(evaluation: Version, results: Sequence[StepResult], family: Path
     console = Console(highlight=False)
     console.print(table if table.rows else "no bands: the config of the evaluation states none")
     if not_run := metrics.get("not_run"):
-        console.print(f"not run, as no sandbox started: {', '.join(not_run)}; means and bands are without it")
-    console.print(f"wall time {_minutes(sum(r.seconds for r in results))}: {', '.join(walls)}")
+        line = f"not run, as no sandbox started: {', '.join(not_run)}; means and bands are without it"
+        console.print(line, soft_wrap=True)
+    console.print(f"wall time {_minutes(sum(r.seconds for r in results))}: {', '.join(walls)}", soft_wrap=True)
 
 
 def _minutes(seconds: float) -> str:

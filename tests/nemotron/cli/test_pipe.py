@@ -219,7 +219,9 @@ def test_all_steps_run_in_order_then_table_and_report(
     for word in ("greedy mean", "0.500", ">= 0.45", "sampled gain", "0.100", ">= 0.05", "wall time"):
         assert word in table
     assert "outside" not in table
-    assert "not run, as no sandbox started: code_generation" in " ".join(table.split())
+    assert "not run, as no sandbox started: code_generation; means and bands are without it\n" in table
+    walls = next(line for line in table.splitlines() if line.startswith("wall time"))
+    assert all(f" {step} " in walls for step in STEPS)  # one line, also where no terminal says how wide it is
     page = tmp_path / "output/nano3/report-t.html"
     assert f"report: {page}" in out
     assert "nano3-eval-results-t:1" in page.read_text()

@@ -127,7 +127,7 @@ def _show_table(results: list[StepResult]) -> None:
     console = Console(highlight=False)
     console.print(_table(results))
     times = [f"{r.step.name} {'skipped' if r.status == 'skipped' else f'{r.seconds:.0f} s'}" for r in results]
-    console.print(f"wall time {sum(r.seconds for r in results):.0f} s: {', '.join(times)}")
+    console.print(f"wall time {sum(r.seconds for r in results):.0f} s: {', '.join(times)}", soft_wrap=True)
 
 
 def _table(results: list[StepResult]) -> Table:

@@ -193,7 +193,8 @@ def train(cfg: PretrainConfig, session: Session, data: Data) -> tuple[NemotronH,
                 metrics = validate(cfg, session, model, data)
                 session.run.metrics.log(step, **metrics)
                 bits = ", ".join(f"{source} {value:.3f}" for source, value in metrics["valid_bits_per_byte"].items())
-                session.progress.note(f"step {step}: validation bits per byte {bits}")
+                missing = "no validation: no source holds out more tokens than a sequence"
+                session.progress.note(f"step {step}: {f'validation bits per byte {bits}' if bits else missing}")
         if step == steps:
             break
 

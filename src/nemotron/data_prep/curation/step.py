@@ -355,14 +355,17 @@ def tables_by_source(work_dirs: Sequence[Path]) -> dict[str, StepTable]:
 
 
 def source_rows(tables: Mapping[str, StepTable]) -> list[dict[str, str | int]]:
-    """Tables by source as flat rows: source, outcome, documents, bytes of text in utf-8."""
+    """Tables by source as flat rows: source, outcome, documents, bytes of text in utf-8.
+
+    An outcome is `read`, `kept`, a remark about some that were not dropped, `note: REMARK`, or the reason of a drop.
+    """
     return [
         {"source": source, "outcome": outcome, "documents": tally.documents, "bytes": tally.bytes}
         for source, table in sorted(tables.items())
         for outcome, tally in [
             ("read", table.read),
             ("kept", table.kept),
-            *sorted(table.noted.items()),
+            *((f"note: {note}", tally) for note, tally in sorted(table.noted.items())),
             *sorted(table.dropped.items()),
         ]
     ]

@@ -25,6 +25,7 @@ from nemotron.data_prep.curation.step import (
     list_documents,
     plan_step,
     read_documents,
+    source_table,
     write_documents,
 )
 from nemotron.data_prep.work.engines import PoolEngine, SerialEngine
@@ -135,6 +136,17 @@ def test_the_table_for_people_names_reasons_and_samples() -> None:
     assert "dropped: spam" in str(table)
     assert "d:1: Buy now Buy now" in str(table)
     assert max(map(len, str(table).split("\n"))) < 120
+
+
+def test_a_table_by_source_tells_remarks_about_what_was_kept_from_drops() -> None:
+    table = StepTable()
+    for number in range(3):
+        table.read.add(make(number))
+    table.keep(make(0))
+    table.keep(make(1), ["boilerplate"])
+    table.drop(make(2), "spam")
+    outcomes = [line[17:55].strip() for line in source_table({"web": table}).splitlines()]
+    assert outcomes == ["outcome", "read", "kept", "note: boilerplate", "spam"]
 
 
 # --- Filters --------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_scale_of_the_config_leaves_own_sources_whole_and_scale_all_takes_a_shar
     assert "more are there" not in whole.stderr and "beyond scale" not in whole.stderr
     some = prepare(PRETRAIN, tmp_path, *QUICK, f"sources=[{{name: own, paths: [{file}], max_documents: 70}}]")
     counts = outcomes(published(tmp_path, some), "own")
-    assert counts["read"] == counts["the first only (max_documents)"] == 70
+    assert counts["read"] == counts["note: the first only (max_documents)"] == 70
     assert "max_documents: the first 70 documents of own; more are there" in some.stderr
     scaled = prepare(PRETRAIN, tmp_path, *QUICK, f"sources=[{file}]", "scale_all=medium")
     counts = outcomes(published(tmp_path, scaled), "own")

@@ -114,7 +114,10 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
             else:
                 bad = item
                 at = (bad.index or 0) + bad.count - 1
-            _skip(piece, bad, reading, report)
+            if reading.share < 1 and reading.on_error == "skip" and bad.reason not in NOT_ERRORS:
+                bad = _within_share(piece, bad, reading, report)
+            if bad.count:
+                _skip(piece, bad, reading, report)
     except (DamagedError, OSError) as error:
         report.unread_bytes += piece.size if at < 0 else 0
         rest = f"; what follows {place(piece, at)} is not read" if at >= 0 else ""
@@ -230,6 +233,14 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _within_share(piece: Piece, bad: Bad, reading: Reading, report: ReadReport) -> Bad:
+    """Those of some unreadable records that are within the share, drawn by their places; the others are counted."""
+    first = bad.index or 0
+    within = [i for i in range(first, first + bad.count) if in_share(row_id(piece, i), reading.share, reading.seed)]
+    report.pass_over(bad.count - len(within))
+    return replace(bad, index=within[0] if within else first, count=len(within))
 
 
 def _content(value: Mapping[str, Any]) -> str:

@@ -80,7 +80,8 @@ class Reading:
     file, with dots for nested fields; where there are any, a row has these names only, as far as the record has them
     (rows of text files and WARC keep their own names). `required`: fields that a row must have, as text. `present`:
     fields that a row must have, not null. `rest`: a row has the record's other fields, too, under their own names.
-    `share`: of the readable records, those that `in_share` takes with `seed`; the others are counted as beyond scale.
+    `share`: of the records, those that `in_share` takes with `seed`, under `skip` of those that cannot be read as well;
+    the others are counted as beyond scale.
     """
 
     on_error: Literal["stop", "skip"] = "stop"
@@ -129,9 +130,10 @@ class ReadReport:
             room = SAMPLES_PER_REASON - len(self.samples_of(reason))
             self.samples += other.samples_of(reason)[:room]
 
-    def pass_over(self) -> None:
-        """Count a record that is beyond the share that was asked for: nothing is wrong with it."""
-        self.skipped[BEYOND_SCALE] = self.skipped.get(BEYOND_SCALE, 0) + 1
+    def pass_over(self, count: int = 1) -> None:
+        """Count records that are beyond the share that was asked for."""
+        if count:
+            self.skipped[BEYOND_SCALE] = self.skipped.get(BEYOND_SCALE, 0) + count
 
     def has_room(self, reason: str) -> bool:
         """Whether one more sample of a reason would be kept: its place may be expensive to find."""

@@ -10,7 +10,7 @@ import pytest
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.sources.reading import check_scale
 
-from .written import every_format, json_lines, read
+from .written import every_format, json_lines, parquet, read
 
 ROWS = [{"text": f"record {number} of this source"} for number in range(3000)]
 
@@ -48,6 +48,19 @@ def test_where_a_text_file_lies_does_not_decide_and_what_is_malformed_still_stop
     (tmp_path / "bad.jsonl").write_bytes(json_lines(ROWS[:10]) + b"{\n")
     with pytest.raises(UserError, match=r"bad.jsonl:11: malformed JSON"):
         read(tmp_path / "bad.jsonl", share=0.01)
+
+
+def test_what_cannot_be_read_is_of_the_share_as_well(tmp_path: Path) -> None:
+    """Else a trial with 1 % of a source of which 2 % are damaged would be refused: most of what is left of it is."""
+    lines = [b"{\n" if number % 3 == 0 else json_lines([row]) for number, row in enumerate(ROWS)]
+    (tmp_path / "some.jsonl").write_bytes(b"".join(lines))
+    (tmp_path / "table.parquet").write_bytes(parquet([{"body": row["text"]} for row in ROWS[:1000]]))
+    for name, bad, reason in (("some.jsonl", 1000, "malformed JSON"), ("table.parquet", 1000, "field is missing")):
+        rows, report = read(tmp_path / name, share=0.1, seed=1, on_error="skip")
+        found = report.skipped[reason]
+        assert abs(found - 0.1 * bad) < 5 * math.sqrt(bad * 0.1 * 0.9)
+        size = len(ROWS) if name == "some.jsonl" else bad
+        assert len(rows) + found + report.skipped["beyond scale"] == size
 
 
 def test_it_is_said_how_many_were_taken(capsys: pytest.CaptureFixture[str]) -> None:

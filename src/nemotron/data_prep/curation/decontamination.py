@@ -32,7 +32,9 @@ REASON = "overlaps evaluation or held-out text"
 MIN_WORDS = 5
 # Of a script without spaces each character, else a question in Chinese would be one or two words.
 _SINGLE = "".join(f"{chr(first)}-{chr(last)}" for first, last in NO_SPACES)
-WORD = re.compile(rf"(?=\w)[{_SINGLE}]|[^\W{_SINGLE}]+")
+# Vowel signs (हिन्दी, العَرَبِيَّة) are no letters by `\w`, and would cut words there.
+_MARKS = "".join(mark for mark in map(chr, range(0x300, 0x10000)) if unicodedata.category(mark)[0] == "M")
+WORD = re.compile(rf"(?=\w)[{_SINGLE}]|[^\W{_SINGLE}]+(?:[{_MARKS}]+[^\W{_SINGLE}]*)*")
 
 
 def words(text: str) -> list[str]:

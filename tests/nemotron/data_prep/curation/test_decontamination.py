@@ -59,6 +59,8 @@ def test_neither_a_script_without_spaces_nor_the_encoding_of_accents_hides_it() 
     assert words("1-é, の。") == ["1", "é", "の"]
     assert overlaps([question], f"请回答下面的问题：{question}答案在后面。")
     assert not overlaps([question], "请回答下面的问题：长城是在哪一个朝代修建的？")
+    # Vowel signs belong to their words: four words of Tamil are no thirteen.
+    assert words("हिन्दी में लिखो, العَرَبِيَّة தமிழ் மொழி") == ["हिन्दी", "में", "लिखो", "العَرَبِيَّة", "தமிழ்", "மொழி"]
     accents = "où était l'élève après la dernière leçon du matin à l'école"
     assert overlaps([unicodedata.normalize("NFD", accents)], unicodedata.normalize("NFC", accents))
 

@@ -519,3 +519,12 @@ def test_generated_conversations_of_several_turns_with_a_system_message_and_text
     assert [Path(new.uri).read_bytes() for (new,) in again.values()] == [
         Path(old.uri).read_bytes() for (old,) in files.values()
     ]
+    # A blend of `data tokenize` keeps line ends at the end of documents, and sources that are held out.
+    with IndexedDatasetWriter(blend / "own", np.uint16) as writer:
+        writer.add_documents(np.array(ids := tokenizer.encode("a\n").ids), [len(ids)])
+    sources = {"own": {"train": ["own"], "valid": []}, "held": {"train": [], "valid": ["own"]}}
+    (blend / "blend.json").write_text(json.dumps({"sources": sources}))
+    assert {row["text"] for row in script._passages(cfg)} == {"a\n"}
+    cfg.text.weights["held"] = 1.0
+    with pytest.raises(UserError, match="has no training text of 'held'"):
+        list(script._passages(cfg))

@@ -280,10 +280,12 @@ def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, Any]]:
     if not (cfg.text.path / "blend.json").is_file():
         raise UserError(f"text.path: {cfg.text.path} is no blend of pretraining", "text.path=null leaves the text out")
     tokenizer = tokenizer_from(find_tokenizer(str(cfg.text.path / "tokenizer")).json_text())  # not the model's
-    listed = json.loads((cfg.text.path / "blend.json").read_text(encoding="utf-8"))["sources"]
+    sources = json.loads((cfg.text.path / "blend.json").read_text(encoding="utf-8"))["sources"]
+    listed = {name: source for name, source in sources.items() if source["train"]}
     for source in cfg.text.weights:
         if source not in listed:
-            raise UserError(f"text.weights: {cfg.text.path} has no source {source!r}", did_you_mean(source, listed))
+            what = "no training text of" if source in sources else "no source"
+            raise UserError(f"text.weights: {cfg.text.path} has {what} {source!r}", did_you_mean(source, listed))
     allow_open_files()  # each of them stays mapped
     streams = {
         source: [IndexedDataset(cfg.text.path / prefix) for prefix in listed[source]["train"]]
@@ -296,7 +298,8 @@ def _passages(cfg: SFTDataConfig) -> Iterator[dict[str, Any]]:
         begin = rng.randrange(len(stream.tokens))
         document_end = int(stream.offsets[int(np.searchsorted(stream.offsets, begin, side="right"))])
         ids = stream.tokens[begin : min(begin + cfg.text.passage_tokens, document_end)].tolist()
-        if passage := tokenizer.decode(ids, skip_special_tokens=True).strip("\ufffd"):  # part of a character
+        passage = tokenizer.decode(ids, skip_special_tokens=True).strip("\ufffd")  # part of a character
+        if passage.strip():  # else the line end of a document, say, and nothing to train on
             yield {"text": passage, "split": "train", "loss_weight": cfg.text.loss_weight}
 
 

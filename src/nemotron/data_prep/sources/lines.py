@@ -15,7 +15,6 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from nemo_runspec.errors import first_line
@@ -46,6 +45,7 @@ _BUFFER = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 UTF16 = Bad(None, NOT_UTF8, "the file is UTF-16", "iconv -f UTF-16 -t UTF-8 FILE makes a file that is read")
 
+_TSV = re.compile(r"\.tsv(\.gz|\.zstd?)?$")
 _BETWEEN_ITEMS = re.compile(r"\s*(?:,\s*)?")
 _LONGEST_WORD = len("-Infinity")
 
@@ -322,7 +322,7 @@ def read_csv(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     DamagedError: quotes that never end, a value longer than records may be, no name or one name twice in the header.
     """
     csv.field_size_limit(reading.max_record_bytes)
-    is_tsv = ".tsv" in PurePath(piece.file.name).suffixes
+    is_tsv = bool(_TSV.search(piece.file.name.lower()))
     with open_content(piece.file) as stream:
         # Bytes that are not UTF-8 cost their own row only.
         content = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")

@@ -102,12 +102,15 @@ def test_an_array_whose_name_promises_lines_is_read(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=6), st.sampled_from(["csv", "tsv", "csv.gz"]))
+@given(
+    st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=6),
+    st.sampled_from(["csv", "tsv", "csv.gz", "TSV", "tsv.csv"]),
+)
 def test_csv_gives_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, values: list[tuple[str, str, str]], suffix: str
 ) -> None:
     content = io.StringIO(newline="")
-    writer = csv.writer(content, delimiter="\t" if suffix == "tsv" else ",")
+    writer = csv.writer(content, delimiter="\t" if suffix.lower() == "tsv" else ",")
     writer.writerows([("text", "other", "a b"), *values])
     data = content.getvalue().encode("utf-8-sig")
     path = tmp_path_factory.mktemp("csv") / f"a.{suffix}"

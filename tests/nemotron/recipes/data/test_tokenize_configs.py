@@ -265,6 +265,18 @@ def test_a_blend_a_split_holds_the_others_out(spec: Runspec, tokenizer: Path, tm
     assert cfg.requested_phases() == [{"name": "all", "until": 1.0, "weights": {"web": 2.0}}]
 
 
+def test_sources_of_a_blend_file_without_names_get_one_each(spec: Runspec, tokenizer: Path, tmp_path: Path) -> None:
+    for split in ("train", "valid"):
+        (tmp_path / split / "wiki").mkdir(parents=True)
+    for content, expected in (
+        ({"sources": ["train/wiki", "valid/wiki"]}, ["wiki", "wiki-2"]),
+        ({"train": [{"path": "train/wiki"}], "valid": [{"path": "valid/wiki"}]}, ["wiki", "wiki-valid"]),
+    ):
+        (tmp_path / "blend.json").write_text(json.dumps(content))
+        cfg = own(spec, tokenizer, f"blend={tmp_path / 'blend.json'}")
+        assert [source.name for source in cfg.sources] == expected
+
+
 def test_phases_of_a_blend_file(spec: Runspec, tokenizer: Path, tmp_path: Path) -> None:
     file = tmp_path / "blend.yaml"
     file.write_text("sources: [tok]\nphases:\n  - {name: p, until: 1, weights: {tok: 1e0}}\n")
@@ -279,6 +291,7 @@ def test_phases_of_a_blend_file(spec: Runspec, tokenizer: Path, tmp_path: Path) 
         ("- {name: a, path: tok, wieght: 1}", r"datasets\[0\]: unknown key 'wieght', did you mean 'weight'"),
         ("- {name: a, weight: 1}", r"datasets\[0\]: `path` must be a string"),
         ("- {name: a, path: tok, subset: x}", "`subset` is for hf:// paths"),
+        ("- {name: a, path: tok, split: validation}", "`split` is for hf:// paths, not for tok"),
         ("- {name: a, path: tok, weight: two}", r"source 0 \(a\): weight: "),
         ("sources: [tok]\nphase: []", "unknown key 'phase', did you mean 'phases'"),
         ("data: []", "none of the keys sources, datasets, train"),

@@ -206,15 +206,15 @@ def _of_published(entry: Any, split: str, path: Path, index: int) -> dict[str, A
     if location.startswith("hf://"):
         location += f":{entry['subset']}" if entry.get("subset") else ""
         location += f"/{entry['split']}" if entry.get("split") else ""
-    elif entry.get("subset"):
-        raise ValueError(f"{at}: `subset` is for hf:// paths, not for {location}")
+    elif key := next((key for key in ("subset", "split") if entry.get(key)), None):
+        raise ValueError(f"{at}: `{key}` is for hf:// paths, not for {location}")
     source: dict[str, Any] = {"paths": [location]}
     source |= {key: entry[key] for key in ("name", "weight", "repeats", "max_documents", "max_tokens") if key in entry}
     if entry.get("text_field"):
         source["columns"] = {"text": entry["text_field"]}
     if split in ("valid", "test"):
         source.pop("weight", None)  # its tokens are not drawn for training
-        name = source.get("name")
+        name = source.get("name", name_of([location], "documents"))
         source |= {"name": f"{name}-{split}"} if isinstance(name, str) else {}
         source |= {"valid_fraction": float(split == "valid"), "test_fraction": float(split == "test")}
     elif split == "train":
@@ -232,15 +232,15 @@ def _check_source(entry: Any, path: Path, index: int) -> dict[str, Any]:
     values = dict(values)
     if isinstance(values.get("paths"), list):
         values["paths"] = [_beside(path, location) for location in values["paths"]]
-    values.setdefault("name", name_of(values.get("paths"), "documents"))
+    name = values.get("name", name_of(values.get("paths"), "documents"))  # where it has none, `named` gives one
     try:
-        source = SourceConfig.model_validate_json(json.dumps(values), strict=True)
+        source = SourceConfig.model_validate_json(json.dumps({"name": name, **values}), strict=True)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = ".".join(map(str, fault["loc"]))
         reason = str(fault["msg"]).removeprefix("Value error, ")
-        raise ValueError(f"{at} ({values['name']}): {key}{': ' if key else ''}{reason}") from None
-    return {key: value for key, value in source.model_dump().items() if value is not None}
+        raise ValueError(f"{at} ({name}): {key}{': ' if key else ''}{reason}") from None
+    return source.model_dump(exclude_none=True, exclude={"name"} - values.keys())
 
 
 def _beside(path: Path, location: Any) -> Any:

@@ -74,6 +74,17 @@ def test_a_record_that_cannot_be_trained_on_says_why(nemotron: Nemotron, tokeniz
     assert "chats.jsonl:4: <|im_end|>, a control token of nano3, in a message" in done.stderr
     renamed = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --columns=messages=talk")
     assert renamed.stdout.startswith(f"=== {chats}:3: ")
+    own = chats.with_name("own.jinja")  # refuses what a family's takes; the next record is shown
+    own.write_text(
+        "{% for m in messages %}{% if loop.previtem is defined and loop.previtem.role == m.role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    records = ({"messages": [*MESSAGES[:1] * number, SAID]} for number in (2, 1))
+    chats.write_text("".join(json.dumps(record) + "\n" for record in records))
+    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} --template {own}")
+    assert done.returncode == 0 and done.stdout.startswith(f"=== {chats}:2: ")
+    assert re.search(r"chats.jsonl:1: .*roles must alternate", done.stderr)
 
 
 def write_rows(conversations: list[Conversation], tokenizer: Path, a_row: int, path: Path) -> int:

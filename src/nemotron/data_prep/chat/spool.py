@@ -396,10 +396,7 @@ def _conversations(work: ChatWork, source: ChatSource, template: str, account: _
             continue
         try:
             conversation = as_conversation(row.value, source, work.piece)
-            if conversation.text is None:
-                check_conversation(conversation.messages, conversation.tools)
-                if is_path(template):
-                    _check_rendered(conversation, template)
+            check_trainable(conversation, template)
         except UntrainableError as error:
             if source.reading.on_error == "stop":
                 at = where(work.piece, row.index)
@@ -416,12 +413,17 @@ def _conversations(work: ChatWork, source: ChatSource, template: str, account: _
         yield conversation
 
 
-def _check_rendered(conversation: Conversation, template: str) -> None:
-    """UntrainableError where a template of the user's refuses what a family's takes, such as two user turns."""
-    try:
-        render(conversation.messages, tools=conversation.tools, template=template)
-    except UserError as error:
-        raise UntrainableError("refused by the chat template", error.message, error.hint) from None
+def check_trainable(conversation: Conversation, template: str) -> None:
+    """UntrainableError: it breaks the rules of conversations, or a user's template refuses what a family's takes, such
+    as two user turns."""
+    if conversation.text is not None:
+        return
+    check_conversation(conversation.messages, conversation.tools)
+    if is_path(template):
+        try:
+            render(conversation.messages, tools=conversation.tools, template=template)
+        except UserError as error:
+            raise UntrainableError("refused by the chat template", error.message, error.hint) from None
 
 
 def _names(used_in: object) -> list[object]:

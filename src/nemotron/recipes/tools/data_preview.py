@@ -30,14 +30,14 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.user_files import expanded
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
-from nemotron.data_prep.chat.spool import ChatSource, as_conversation, chat_reading
+from nemotron.data_prep.chat.spool import ChatSource, as_conversation, chat_reading, check_trainable
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, where, whole
 from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
-from nemotron.kit.chat import UntrainableError, check_conversation, control_tokens
+from nemotron.kit.chat import UntrainableError, control_tokens
 from nemotron.kit.chat_template import load_template
 from nemotron.kit.record_fields import ABOUT_IT, CONVERSATION
 from nemotron.recipes.tools.data_names import artifact_called, find, tokenizer_beside
@@ -156,7 +156,7 @@ def conversation_rows(
             place = where(piece, record.index)
             try:
                 conversation = as_conversation(record.value, source, piece)
-                check_conversation(conversation.messages, conversation.tools)
+                check_trainable(conversation, template)
             except UntrainableError as error:
                 print(f"{place}: {error}".replace("\n", "; "), file=sys.stderr)
                 continue

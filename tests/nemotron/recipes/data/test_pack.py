@@ -168,6 +168,7 @@ def test_a_template_of_your_own_travels_with_the_rows(tokenizer: Path, tmp_path:
         (["sources=[]"], "no conversations: give sources=[FOLDER, …]"),
         (["sources=[{name: a, paths: [.], low_effort: true}]"], "low_effort is for chat_template super3"),
         (["sources=[{name: a, paths: [.], weight: 1}, {name: b, paths: [.]}]"], "no weight for 'b'"),
+        (["sources=[{name: a, paths: [.], weight: 1, valid_fraction: 1}]"], "'a' is held out and has weight 1"),
         (["sources=[.]", "chat_template=nano2"], "has no token <SPECIAL_10>, which chat_template nano2 needs"),
         (["sources=[.]", "num_tokens=100"], "num_tokens goes with weights"),
         (["sources=[chats.jsonl]", "chat_template=tokenizer", "tokenizer=bare"], "comes without a chat template"),

@@ -150,6 +150,19 @@ def test_fractions_and_error_rules_of_a_source_replace_the_common_ones(
     assert (cfg.valid_fraction(b), cfg.test_fraction(b), cfg.held_out(b)) == (1, 0, True)
 
 
+def test_a_weight_of_0_of_what_is_held_out_is_no_part_of_the_blend(
+    spec: Runspec, tokenizer: Path, tmp_path: Path
+) -> None:
+    """The mixture, which is planned behind all work, knows the sources that are trained on."""
+    a, b = (f"name: {name}, paths: [{tmp_path}]" for name in "ab")
+    for overrides in (
+        [f"sources=[{{{a}, weight: 2}}, {{{b}, weight: 0, valid_fraction: 1}}]"],
+        [f"sources=[{{{a}}}, {{{b}, valid_fraction: 1}}]", "phases=[{name: all, until: 1, weights: {a: 2, b: 0}}]"],
+    ):
+        phases = own(spec, tokenizer, *overrides).requested_phases()
+        assert phases == [{"name": "all", "until": 1.0, "weights": {"a": 2.0}}]
+
+
 HERE = "{name: a, paths: [.], weight: 1}"
 
 

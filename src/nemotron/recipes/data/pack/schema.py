@@ -90,6 +90,8 @@ class PackConfig(SourcesConfig):
         if not check_weights(self.sources, unweighed + examples) and self.num_tokens is not None:
             raise ValueError("num_tokens goes with weights; without them every source is used `repeats` times")
         for source in self.sources:
+            if source.weight and self.held_out(source):
+                raise ValueError(f"source {source.name!r} is held out and has weight {source.weight:g}")
             if source.low_effort and self.chat_template in TEMPLATES and self.chat_template != "super3":
                 raise ValueError(f"source {source.name!r}: low_effort is for chat_template super3")
         return self

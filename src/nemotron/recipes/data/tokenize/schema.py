@@ -142,14 +142,17 @@ class TokenizeConfig(SourcesConfig):
         return source.max_record_bytes or self.reading.max_record_bytes
 
     def requested_phases(self) -> list[dict[str, Any]] | None:
-        """The phases as `{"name", "until", "weights"}`, whichever way they are given.
+        """The phases as `{"name", "until", "weights"}`, however they are given, of the sources that are trained on.
 
         None: no weights at all, that is, in proportion to the sources' training tokens x repeats.
         """
-        if self.phases:
-            return [phase.model_dump() for phase in self.phases]
         weights = {source.name: source.weight for source in self.sources if source.weight is not None}
-        return [{"name": "all", "until": 1.0, "weights": weights}] if weights else None
+        phases = [phase.model_dump() for phase in self.phases]
+        phases = phases or ([{"name": "all", "until": 1.0, "weights": weights}] if weights else [])
+        held_out = {source.name for source in self.sources if self.held_out(source)}
+        for phase in phases:
+            phase["weights"] = {name: weight for name, weight in phase["weights"].items() if name not in held_out}
+        return phases or None
 
 
 # --- Blend files ------------------------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ class _Records:
             self._types.setdefault(name, Counter())[_type_of(value)] += 1
         messages = next((record[key] for key in TURNS if _are_messages(record.get(key))), None)
         if messages is not None:
-            parts = [(str(m.get("role", m.get("from"))), str(m.get("content", m.get("value")) or "")) for m in messages]
+            parts = [(str(m.get("role", m.get("from"))), _said(m.get("content", m.get("value")))) for m in messages]
             self.turns.update(role for role, _ in parts)
             what, length = "messages", sum(len(content) for _, content in parts)
             text = "  ".join(f"[{role}] {content}" for role, content in parts)
@@ -392,6 +392,14 @@ def _are_messages(value: Any) -> bool:
         and bool(value)
         and all(isinstance(m, dict) and {"role", "from"} & set(m) for m in value)
     )
+
+
+def _said(content: Any) -> str:
+    """The text of a message, whose content may be a list of parts; an image stands there as `[image_url]`."""
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {"text": part} for part in content]
+        return "".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
+    return str(content or "")
 
 
 def _type_of(value: Any) -> str:

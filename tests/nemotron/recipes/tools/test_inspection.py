@@ -197,6 +197,12 @@ def test_conversations(tmp_path: Path) -> None:
     assert report.lengths is not None and (report.lengths.least, report.lengths.most) == (12, 24)
     # Nothing in a document may speak to the terminal.
     assert report.samples[0]["text"] == "[user] Hi [31m [assistant] Hello"
+    # Content in parts is the text of them, however it is written down.
+    parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:" + "A" * 500}}]
+    write_jsonl(tmp_path / "chat.jsonl", [{"messages": [{"role": "user", "content": parts}, turns[1]]}])
+    report = inspect(str(tmp_path / "chat.jsonl"))
+    assert report.lengths is not None and report.lengths.most == len("Hi[image_url]Hello")
+    assert report.samples[0]["text"] == "[user] Hi[image_url] [assistant] Hello"
 
 
 def test_a_large_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ def lines_before(file: SourceFile, position: int) -> int:
 def read_csv(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
     """The rows of a file under the names of its header, all values text; an empty cell is none.
 
-    `Row.index` counts rows behind the header.
+    `Row.index` counts rows behind the header. A column without a name, as pandas writes its index, is left out.
 
     DamagedError: quotes that never end, a value longer than records may be, no name or one name twice in the header.
     """
@@ -329,8 +329,12 @@ def read_csv(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
         try:
             rows = csv.reader(content, delimiter="\t" if is_tsv else ",", strict=True)
             header = next(rows, [])
-            if header and (not all(header) or len(set(header)) < len(header)):
-                raise DamagedError(f"the header needs a name for every column, each another: {', '.join(header)}")
+            if header and is_utf16(header[0].encode("utf-8", "surrogateescape")):
+                yield replace(UTF16, index=0)
+                return
+            named = list(filter(None, header))
+            if header and len(set(named)) < max(len(named), 1):
+                raise DamagedError(f"the header needs names, each another: {', '.join(header)}")
             for index, values in enumerate(row for row in rows if row):
                 record = dict(zip(header, values, strict=False))
                 if len(values) != len(header):
@@ -340,7 +344,7 @@ def read_csv(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
                 elif not _is_unicode(record):
                     yield Bad(index, NOT_UTF8)
                 else:
-                    yield Row(index, {name: value for name, value in record.items() if value})
+                    yield Row(index, {name: value for name, value in record.items() if name and value})
         except csv.Error as error:
             raise DamagedError(str(error)) from error
         finally:

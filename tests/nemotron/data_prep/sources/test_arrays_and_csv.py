@@ -123,6 +123,11 @@ def test_csv_gives_what_was_written(
     assert [value.get("text", "") for _, value in renamed] == [value for _, _, value in values]
 
 
+def test_columns_of_csv_without_a_name_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "pandas.csv").write_text(",text,\n0,fine,\n1,too,x\n")
+    assert [value for _, value in read(tmp_path / "pandas.csv")[0]] == [{"text": "fine"}, {"text": "too"}]
+
+
 def test_bad_rows_of_csv(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b'text,n\n"fine, ""so""\nto say",1\nshort\n\nfine,2\n')
@@ -132,7 +137,11 @@ def test_bad_rows_of_csv(tmp_path: Path) -> None:
     path.write_bytes(b'text\nfine\n"never ends\n')
     both(path, "not a readable CSV file .*unexpected end of data", "damaged file", 1)
     path.write_bytes(b"text,text\na,b\n")
-    both(path, "not a readable CSV file .*the header needs a name for every column", "damaged file", 0)
+    both(path, "not a readable CSV file .*the header needs names, each another: text, text", "damaged file", 0)
+    path.write_bytes(b",,\na,b,c\n")
+    both(path, "not a readable CSV file .*the header needs names", "damaged file", 0)
+    path.write_bytes("text,n\nfine,1\n".encode("utf-16"))
+    both(path, r"a\.csv:1: not UTF-8: the file is UTF-16", "not UTF-8", 0)
     path.write_bytes(b"text\nfine\n" + b"x" * 5000 + b"\n")
     both(path, "not a readable CSV file .*field larger than field limit", "damaged file", 1, max_record_bytes=4000)
     path.write_bytes(b"text,n\nfine,1\n,2\n")

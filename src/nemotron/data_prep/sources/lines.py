@@ -255,6 +255,8 @@ def _read_json_lines(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
                     item = UTF16
                 elif line.offset == 0 and isinstance(item, Bad) and is_json_array(data):
                     item = replace(item, hint="a JSON array is read from a file whose name ends in .json or .json.gz")
+                elif line.offset == 0 and isinstance(item, Bad) and data.strip() == b"{":
+                    item = replace(item, hint="an object of several lines: write one a line, or an array of them")
                 if isinstance(item, Bad):
                     yield replace(item, index=index)
                 else:

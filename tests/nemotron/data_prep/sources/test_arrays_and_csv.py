@@ -99,6 +99,10 @@ def test_an_array_whose_name_promises_lines_is_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.jsonl\.gz:1: malformed JSON") as caught:
         read(tmp_path / "a.jsonl.gz")
     assert caught.value.hint == "a JSON array is read from a file whose name ends in .json or .json.gz"
+    (tmp_path / "pretty.json").write_text(json.dumps({"data": [{"text": "x"}]}, indent=1))
+    with pytest.raises(UserError, match="malformed JSON") as caught:
+        read(tmp_path / "pretty.json")
+    assert caught.value.hint == "an object of several lines: write one a line, or an array of them"
 
 
 @settings(max_examples=40)

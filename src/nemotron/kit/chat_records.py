@@ -251,8 +251,14 @@ def _normalized_call(call: Any) -> Any:
         return call
     function = call.get("function")
     if isinstance(function, Mapping):
-        return {**call, "function": {**function, "arguments": _from_json(function.get("arguments"))}}
-    return {**call, "arguments": _from_json(call.get("arguments"))}
+        return {**call, "function": {**function, "arguments": _arguments(function)}}
+    return {**call, "arguments": _arguments(call)}
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    """The arguments of a call; an empty text, as some servers write it, is an object without any."""
+    arguments = function.get("arguments")
+    return {} if isinstance(arguments, str) and not arguments.strip() else _from_json(arguments)
 
 
 def _normalized_tool(tool: Any) -> Any:

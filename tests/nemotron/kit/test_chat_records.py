@@ -129,6 +129,9 @@ def test_messages_as_they_are_published() -> None:
         USER,
         {**CALL, "tool_calls": [{**called, "function": {"name": "add", "arguments": {"a": 2}}}]},
     ]
+    for empty in ({"name": "add", "arguments": ""}, {"function": {"name": "add", "arguments": " "}}):
+        ((call,),) = [turn["tool_calls"] for turn in normalize_messages([{**CALL, "tool_calls": [empty]}])]
+        assert call.get("function", call) == {"name": "add", "arguments": {}}
     inline = {"role": "assistant", "content": "<think>\ntwo and two\n</think>\n\n4", "tool_calls": []}
     assert normalize_messages([inline]) == [THOUGHT]
     assert normalize_messages([{**inline, "content": "<think></think>4"}]) == [{"role": "assistant", "content": "4"}]

@@ -228,7 +228,7 @@ class ReadingConfig(Group):
 
 class SplitsConfig(Group):
     """Shares of the records that are held out, by a hash of the text or, of a conversation, of its beginning up to the
-    user's first message: equal texts and all answers to a message are on one side."""
+    user's first message: equal texts and all answers to a message are on one side, of sources with the same shares."""
 
     valid: float = Field(0.01, ge=0, lt=1, description="looked at while training")
     test: float = Field(0.0, ge=0, lt=1, description="looked at at the end")

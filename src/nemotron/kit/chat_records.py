@@ -142,7 +142,9 @@ def normalize_tools(tools: Any) -> list[Any] | None:
 
 
 def _turns(value: Any, role: str) -> list[dict[str, Any]]:
-    """A question or an answer: text, or messages already."""
+    """A question or an answer: text, or a message or messages already."""
+    if isinstance(value, Mapping):
+        value = [value]
     if isinstance(value, list):
         return [message if isinstance(message, dict) else {"content": message} for message in normalize_messages(value)]
     return [_normalized({"role": role, "content": value})]

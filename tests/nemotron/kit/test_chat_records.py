@@ -161,6 +161,15 @@ OTHER = {"role": "assistant", "content": "5"}
             ([SYSTEM, USER], [ANSWER], [OTHER]),
         ),
         ({"prompt": [SYSTEM, USER], "chosen": [ANSWER], "rejected": [OTHER]}, ([SYSTEM, USER], [ANSWER], [OTHER])),
+        ({"prompt": [USER], "chosen": ANSWER, "rejected": OTHER}, ([USER], [ANSWER], [OTHER])),
+        (  # ShareGPT with preferences, as LLaMA-Factory reads it
+            {
+                "conversations": [{"from": "human", "value": "2+2?"}],
+                "chosen": {"from": "gpt", "value": "4"},
+                "rejected": {"from": "gpt", "value": "5"},
+            },
+            ([USER], [ANSWER], [OTHER]),
+        ),
         ({"chosen": [USER, ANSWER], "rejected": [USER, OTHER]}, ([USER], [ANSWER], [OTHER])),
         # UltraFeedback as it is published: the prompt alone, and both conversations; or the chosen one twice
         ({"prompt": "2+2?", "chosen": [USER, ANSWER], "rejected": [USER, OTHER]}, ([USER], [ANSWER], [OTHER])),

@@ -20,9 +20,10 @@
     nemotron nano3 data prep dpo -c own 'sources=[pairs.jsonl]'
     python data_prep_pairs.py --config own 'sources=[{name: mine, paths: [pairs.jsonl]}]'
 
-A record is `{"prompt": …, "chosen": …, "rejected": …}`, each text or messages, or both answers as whole conversations
-(`kit.chat_records.to_pair`). Beside them `tools` declares functions, and `category` is counted. The chosen answer is
-held to the rules of a conversation that is trained on: it calls no tool that is not declared. The rejected one may.
+A record is `{"prompt": …, "chosen": …, "rejected": …}`, each text, a message or messages, or both answers as whole
+conversations (`kit.chat_records.to_pair`). Beside them `tools` declares functions, and `category` is counted. The
+chosen answer is held to the rules of a conversation that is trained on: it calls no tool that is not declared. The
+rejected one may.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def job_text(job_config: Job, spec: Runspec, env: Env, *, bold: bool = False) ->
         row("runs on", where(spec, env))
         if needs := needs_text(spec, env):
             row("needs", needs)
-    for name, value in {**settings, **spec.env, **env.variables}.items():
-        row("env", f"{name}={public(name, value)}")
+    if variables := {**settings, **spec.env, **env.variables}:
+        row("env", " ".join(f"{name}={_quoted(public(name, value))}" for name, value in variables.items()))
     for name in env.secrets:
         row("secret", f"{name} (from the {'cluster' if env.ray else 'environment'})")
     return "\n".join(lines)

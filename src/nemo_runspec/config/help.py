@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nemo_runspec.config.explain import allowed
 from nemo_runspec.config.inputs import references_of
-from nemo_runspec.config.loader import list_configs, load_config
+from nemo_runspec.config.loader import LoadedConfig, list_configs, load_config
 from nemo_runspec.config.schema import (
     LISTS,
     RESERVED_RUN_KEYS,
@@ -22,9 +22,10 @@ from nemo_runspec.config.schema import (
     members,
     optional_group,
 )
-from nemo_runspec.config.yaml_text import KeyPath, dotted, spelled, split_key
+from nemo_runspec.config.yaml_text import KeyPath, dotted, spelled, split_key, value_at
 from nemo_runspec.errors import UserError
 from nemo_runspec.runspec import Runspec, find_script, parse
+from nemo_runspec.secrets import public
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -120,15 +121,18 @@ def keys_of(schema: type[BaseModel]) -> list[Key]:
     return keys
 
 
-def key_lines(spec: Runspec) -> list[str]:
-    """Every key of the script's schema with what is allowed, its default and its description."""
+def key_lines(spec: Runspec, config: LoadedConfig | None = None) -> list[str]:
+    """Every key of the script's schema with what is allowed, its default, its value in `config` and its description."""
     schema = load_schema(spec)
-    return [] if schema is None else [_key_line(key) for key in keys_of(schema)]
+    return [] if schema is None else [_key_line(key, config) for key in keys_of(schema)]
 
 
-def _key_line(key: Key) -> str:
+def _key_line(key: Key, config: LoadedConfig | None) -> str:
     default = f", default {key.default}" if key.default else ""
-    return f"  {key.name:<{2 * _WIDTH}} {key.allowed}{default}{f': {key.about}' if key.about else ''}"
+    here = ""
+    if config is not None and (path := split_key(key.name)) in config.origins:
+        here = f", in {config.name} {public(key.name, spelled(value_at(config.data, path)))}"
+    return f"  {key.name:<{2 * _WIDTH}} {key.allowed}{default}{here}{f': {key.about}' if key.about else ''}"
 
 
 def _default(schema: type[BaseModel], path: KeyPath) -> str:
@@ -227,16 +231,17 @@ def recipe_help(spec: Runspec, command: str, about: str, own_options: Mapping[st
     return "\n".join(lines)
 
 
-def _script_of(spec: Runspec, words: list[str]) -> Runspec:
-    """The script of the config that `-c` chooses among `words`, which may be another one than that of `spec`."""
+def _chosen(spec: Runspec, words: list[str]) -> tuple[Runspec, LoadedConfig | None]:
+    """The config that `-c` chooses among `words`, and its script, which may be another one than that of `spec`."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name = (
             following if word in ("-c", "--config") else word.partition("=")[2] if word.startswith("--config=") else ""
         )
         if name:
-            run = vars(load_config(spec.config_dir, name, (), spec.config.format).run)
-            return parse(find_script(spec.script_path.parent, run.get("script") or spec.script_path.name))
-    return spec
+            config = load_config(spec.config_dir, name, (), spec.config.format)
+            script = vars(config.run).get("script") or spec.script_path.name
+            return parse(find_script(spec.script_path.parent, script)), config
+    return spec, None
 
 
 def recipe_command(script: Path, configs: Path | None = None) -> type[TyperCommand]:
@@ -251,9 +256,8 @@ def recipe_command(script: Path, configs: Path | None = None) -> type[TyperComma
         def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
             """Answer `--keys`, which needs no more than a script; everything else is the command's."""
             if "--keys" in args:
-                typer.echo(
-                    "\n".join(key_lines(_script_of(parse(script, configs), args)) or ["this script declares no schema"])
-                )
+                lines = key_lines(*_chosen(parse(script, configs), args))
+                typer.echo("\n".join(lines or ["this script declares no schema"]))
                 raise typer.Exit
             return super().parse_args(ctx, args)
 

@@ -44,6 +44,7 @@ def test_every_command_has_a_help_page(words: tuple[str, ...]) -> None:
         ("nano3 pretrain --keys", ["optimizer.lr ", "a number > 0, default 0.001: peak learning rate", "rng.seed "]),
         ("nano3 data prep pretrain -c tiny --keys", ["sources.0.paths ", "sources.0.weight ", "tokenizer.vocab_size "]),
         ("nano3 data prep rl --keys -c published", ["valid_rows "]),  # the script that this config names
+        ("nano3 rl rlvr --keys -c tiny", ["an integer >= 1, default 1000, in tiny 20: GRPO steps"]),
         ("data curate language --keys", ["threshold "]),
         ("nano2 pretrain --keys", ["lr ", "a number > 0, default 0.004: the smaller the model, the larger"]),
     ],

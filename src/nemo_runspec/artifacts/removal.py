@@ -32,16 +32,15 @@ def chosen(registry: Registry, references: Iterable[str]) -> list[str]:
 def needed_by(registry: Registry, refs: Iterable[str]) -> dict[str, list[str]]:
     """Of the versions `refs` those that other versions need, each with the references of these others.
 
-    Others whose record cannot be read are taken to need nothing.
+    Others whose record or folder cannot be read are taken to need nothing.
     """
     removed = set(refs)
     users: dict[str, list[str]] = {}
-    for ref in _references(registry):
-        if ref in removed:
-            continue
+    for name in registry.names():
         with contextlib.suppress(UserError):
-            for needed in _needs(registry.resolve(ref)) & removed:
-                users.setdefault(needed, []).append(ref)
+            for version in reversed([*registry.readable(name)]):
+                for needed in _needs(version) & removed if version.ref not in removed else ():
+                    users.setdefault(needed, []).append(version.ref)
     return users
 
 
@@ -50,8 +49,7 @@ def unneeded(registry: Registry, in_use: Iterable[str] = ()) -> list[str]:
     back. UserError where a record cannot be read: what it needs is not known."""
     references = _references(registry)
     versions = {ref: registry.resolve(ref) for ref in references}
-    pending = [f"{name}:{registry.versions(name)[-1]}" for name in registry.names()]
-    pending += in_use
+    pending = [*{ref.partition(":")[0]: ref for ref in references}.values(), *in_use]
     kept: set[str] = set()
     while pending:
         ref = pending.pop()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
-from nemo_runspec.artifacts import Registry, Version
+from nemo_runspec.artifacts import Registry, Version, removal
 from nemo_runspec.artifacts.local_store import LocalStore
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.cli.commands.artifacts import LONGEST_TEXT
@@ -47,6 +47,18 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Vers
 
 def run(line: str) -> Result:
     return CliRunner().invoke(app, ["artifacts", *line.split()])
+
+
+def close(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of this artifact is somebody else's, and may not be read."""
+    versions = LocalStore.versions
+
+    def refuse(store: LocalStore, name: str) -> list[int]:
+        if name == closed:
+            raise UserError(f"{closed}: permission denied")
+        return versions(store, name)
+
+    monkeypatch.setattr(LocalStore, "versions", refuse)
 
 
 def test_list_shows_the_latest_version_of_each_and_all_of_a_named_one(published: dict[str, Version]) -> None:
@@ -111,14 +123,7 @@ def test_verify_reads_nothing_where_a_name_is_unknown_and_goes_on_behind_an_unre
 ) -> None:
     refused = run("verify some-data some-modle")
     assert refused.output == "" and isinstance(refused.exception, UserError)
-    versions = LocalStore.versions
-
-    def unreadable(store: LocalStore, name: str) -> list[int]:
-        if name == "some-data":
-            raise UserError("some-data: permission denied")
-        return versions(store, name)
-
-    monkeypatch.setattr(LocalStore, "versions", unreadable)
+    close("some-data", monkeypatch)
     done = run("verify")
     assert done.exit_code == 1 and "some-data: corrupt\n  some-data: permission denied\n" in done.output
     assert "some-model:2: ok" in done.output
@@ -162,6 +167,30 @@ def test_rm_compares_the_digest_of_a_reference(published: dict[str, Version], tm
     assert left(tmp_path) == {"some-data": [1], "some-model": [1, 2]}
     assert run(f"rm some-model:2@{published['first'].registry.resolve('some-model:2').digest[:12]}").exit_code == 0
     assert left(tmp_path) == {"some-data": [1], "some-model": [1]}
+
+
+def test_rm_passes_by_folders_that_may_not_be_read(
+    published: dict[str, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registry(tmp_path / "store").publish("theirs", tmp_path / "payload.bin", {})
+    close("theirs", monkeypatch)
+    assert "some-data:1 is needed by some-model:1, some-model:2" in str(run("rm some-data:1").exception)
+    assert run("rm some-model:1").output == "removed some-model:1 (5 B)\n"
+
+
+def test_rm_passes_by_what_another_command_has_removed_meanwhile(
+    published: dict[str, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed_by = removal.needed_by
+
+    def slow(registry: Registry, refs: list[str]) -> dict[str, list[str]]:
+        users = needed_by(registry, refs)
+        registry.remove("some-model:1")
+        return users
+
+    monkeypatch.setattr(removal, "needed_by", slow)
+    assert run("rm some-model some-data").output.splitlines()[0] == "removed some-model:2 (6 B)"
+    assert left(tmp_path) == {}
 
 
 def test_rm_with_force_says_whose_lineage_ends(published: dict[str, Version], tmp_path: Path) -> None:

@@ -255,12 +255,14 @@ def gc(
 def _remove(registry: Registry, refs: list[str]) -> None:
     freed = 0
     for ref in refs:
-        size, latest = removal.size_of(registry, ref), registry.versions(ref.partition(":")[0])[-1]
+        name, _, number = ref.partition(":")
+        size, before = removal.size_of(registry, ref), registry.versions(name)
+        if int(number) not in before:
+            continue  # another command was quicker
         registry.remove(ref)
         freed += size
-        name, _, number = ref.partition(":")
         left = registry.versions(name)
-        note = f"; the latest is now {name}:{left[-1]}" if left and latest == int(number) else ""
+        note = f"; the latest is now {name}:{left[-1]}" if left and before[-1] == int(number) else ""
         typer.echo(f"removed {ref} ({human_size(size)}){note}")
     if len(refs) > 1:
         typer.echo(f"{human_size(freed)} freed")

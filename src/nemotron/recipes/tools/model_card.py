@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
@@ -73,27 +74,24 @@ def _evaluations(version: Version, registry: Registry) -> Iterator[tuple[Version
     """
     fingerprint = (version.record.get("producer") or {}).get("fingerprint")
     for name in registry.names():
-        for number in reversed(registry.versions(name)):
-            try:
-                results = registry.resolve(f"{name}:{number}")
-            except UserError:
-                continue  # a damaged record is no evidence
-            tasks = (results.record.get("metrics") or {}).get("tasks")
-            if results.record.get("type") != "Results" or not isinstance(tasks, dict):
-                break
-            inputs, producer = results.record.get("inputs") or {}, results.record.get("producer") or {}
-            roles = [
-                role
-                for role, pinned in inputs.items()
-                if pinned == version.pinned and "families" in tasks.get(role, {})
-            ]
-            for role in roles:
-                yield results, role, tasks[role]
-            own_run = fingerprint is not None and producer.get("fingerprint") == fingerprint and "families" in tasks
-            if own_run:
-                yield results, None, tasks
-            if roles or own_run:
-                break
+        with contextlib.suppress(UserError):  # a folder that may not be read is no evidence, nor a damaged record
+            for results in registry.readable(name):
+                tasks = (results.record.get("metrics") or {}).get("tasks")
+                if results.record.get("type") != "Results" or not isinstance(tasks, dict):
+                    break
+                inputs, producer = results.record.get("inputs") or {}, results.record.get("producer") or {}
+                roles = [
+                    role
+                    for role, pinned in inputs.items()
+                    if pinned == version.pinned and "families" in tasks.get(role, {})
+                ]
+                for role in roles:
+                    yield results, role, tasks[role]
+                own_run = fingerprint is not None and producer.get("fingerprint") == fingerprint and "families" in tasks
+                if own_run:
+                    yield results, None, tasks
+                if roles or own_run:
+                    break
 
 
 def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from hub_uploads import running_uploads
 from safetensors.torch import load_file
 
 from nemo_runspec.artifacts import Registry
+from nemo_runspec.artifacts.local_store import LocalStore
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Dataset, Model, Results
@@ -142,6 +143,23 @@ def test_the_card_says_what_the_records_say(published: Path, exported: Path) -> 
     ):  # fmt: skip
         assert said in body, said
     assert "7,020" not in body, "where pretraining goes on, no measure of the model"
+
+
+def test_a_folder_of_somebody_else_in_the_registry_keeps_no_model_from_its_card(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = LocalStore.versions
+
+    def refuse(store: LocalStore, name: str) -> list[int]:
+        if name == "theirs":
+            raise UserError(f"{name}: cannot be read: Permission denied")
+        return versions(store, name)
+
+    monkeypatch.setattr(LocalStore, "names", lambda store: ["nano3-eval-results-tiny", "theirs"])
+    monkeypatch.setattr(LocalStore, "versions", refuse)
+    code, said = run(model_export, model="nano3-sft-model-tiny", output=tmp_path / "model", artifacts=published)
+    assert code == 0, said
+    assert "| math | 40 | 0.625" in (tmp_path / "model/README.md").read_text()
 
 
 def test_the_card_shows_how_a_base_model_and_one_that_answers_are_used(published: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from markupsafe import Markup
 
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.env import output_root
-from nemo_runspec.errors import ArtifactError, UserError, run_main
+from nemo_runspec.errors import UserError, run_main
 from nemotron.data_prep.curation.step import StepTable, source_rows, source_samples
 from nemotron.data_prep.work.shards import restore
 from nemotron.kit.chat import END_THINK, parse_response
@@ -88,7 +88,7 @@ def read_records(ref: str, registry: Registry, family: Path | None = None) -> Re
         raise UserError(f"{evaluation.ref} was made by {producer or 'nobody known'}, which has no report.yaml")
     inputs: dict[str, Version] = {}
     for role, pinned in evaluation.record["inputs"].items():
-        with contextlib.suppress(ArtifactError):  # removed since
+        with contextlib.suppress(UserError):  # removed since
             inputs[role] = registry.resolve(pinned)
     return Records(evaluation, inputs, registry, yaml.safe_load(about.read_text(encoding="utf-8")))
 
@@ -165,7 +165,7 @@ def model_of(records: Records, place: str) -> Version | None:
     for key in inputs:
         pinned = None if model is None else model.record["inputs"].get(key)
         model = None
-        with contextlib.suppress(ArtifactError):
+        with contextlib.suppress(UserError):
             model = records.registry.resolve(pinned) if pinned else None
     return model
 

@@ -357,6 +357,7 @@ def test_only_an_evaluation_can_be_reported(registry: Registry) -> None:
 
 
 def test_what_was_removed_since_is_left_out(registry: Registry) -> None:
+    publish(registry, "nano3-sft-model-t", "nano3/sft", "cccc", {}, {})  # another version stays
     for ref in ("nano3-pretrain-data-t:1", "nano3-sft-model-t:1"):
         registry.remove(ref)
     page = read(registry)

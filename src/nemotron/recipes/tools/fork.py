@@ -76,6 +76,9 @@ def check_name(name: str) -> None:
     if found:
         origin = getattr(found, "origin", None) or "Python's own"
         raise UserError(f"a fork called {name} would hide a module of that name: {origin}", "another name")
+    for family in families():  # Python finds what lies beside a script before the package
+        if any((RECIPES / family).rglob(f"{name}.py")):
+            raise UserError(f"a module beside the scripts of {family} is called {name}", "another name")
 
 
 def borrowed(recipe: Recipe) -> dict[Path, Path | None]:

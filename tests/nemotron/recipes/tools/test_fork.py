@@ -104,6 +104,7 @@ def test_imports_are_in_order_as_ruff_has_them() -> None:
         ("json", "would hide a module of that name: Python's own"),
         ("torch", "would hide a module of that name: .*torch"),
         ("nemotron", "would hide a module of that name"),
+        ("bands", "a module beside the scripts of nano3 is called bands"),
     ],
 )
 def test_names_that_are_refused(name: str, message: str) -> None:

@@ -127,12 +127,16 @@ def remove_run(directory: Path) -> None:
 
     UserError where a process works on it, one that started a moment ago included.
     """
+    link, directory = directory, directory.resolve()  # it may be one, to another disk
     with aside_directory(directory.parent) as aside, (directory / LOCK_FILE).open("ab") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{directory}: a process is at work there", "stop it first") from None
-        shutil.rmtree(directory.rename(aside / directory.name))
+        removed = directory.rename(aside / directory.name)
+        if link.is_symlink():
+            link.unlink()
+        shutil.rmtree(removed)
     with contextlib.suppress(OSError):
         (directory.parent / ASIDE_DIR).rmdir()
 

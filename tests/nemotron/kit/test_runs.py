@@ -109,8 +109,9 @@ def test_runs_on_another_disk_are_seen_through_a_link(script: Path, raw: Dataset
     (family.rename(tmp_path / "disk") / "back").symlink_to(family)
     family.symlink_to(tmp_path / "disk")
     assert {each.condition for each in recorded_runs()} == {"failed"} and inputs_in_use() == {"raw:1"}
-    command(f"rm {run.fingerprint} --force")
-    assert recorded_runs() == []
+    run.dir.symlink_to(run.dir.rename(tmp_path / "moved"))
+    assert command(f"rm {run.fingerprint} --force").output.startswith(f"removed toy/train/tiny-{run.fingerprint}, ")
+    assert recorded_runs() == [] and not run.dir.is_symlink() and not (tmp_path / "moved").exists()
 
 
 def test_a_word_that_names_nothing_removes_no_run_though_there_is_only_one(script: Path, raw: Dataset) -> None:

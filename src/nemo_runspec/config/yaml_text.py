@@ -6,6 +6,7 @@ strings, and a key that stands twice in one mapping is an error. PyYAML is impor
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -156,14 +157,24 @@ def _note_lines(
 
 
 def read_scalar(text: str, where: str) -> Any:
-    """The value of an override, parsed as YAML; nothing after the `=` is the empty string."""
+    """The value of an override, parsed as YAML; nothing after the `=` is the empty string, and a comment is refused."""
     try:
-        return "" if text == "" else read_yaml(text, where)[0]
+        value = "" if text == "" else read_yaml(text, where)[0]
     except UserError as error:
         if error.message.endswith(" stands twice"):
             raise UserError(f"{where}: {error.message.partition(': ')[2]}") from None
         hint = "quote it, as in 'key=\"@text\"', or write it in YAML's [a, b] or {a: 1}"
         raise UserError(f"{where}: {text!r} is not a value", hint) from None
+    if "#" in text and _ends_in_comment(text, value):
+        raise UserError(f"{where}: {text!r}: what follows the # would be a comment", "quote it, as in 'key=\"run #3\"'")
+    return value
+
+
+def _ends_in_comment(text: str, value: Any) -> bool:
+    """Whether more of a text changes nothing of its value."""
+    with contextlib.suppress(UserError):
+        return bool(read_yaml(f"{text}x", "")[0] == value)
+    return False
 
 
 def dump_yaml(value: Any, *, escape: bool) -> str:

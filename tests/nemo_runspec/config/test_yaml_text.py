@@ -46,12 +46,21 @@ VALUES = st.recursive(
         ("{a: 1}", {"a": 1}),
         ("${mul:2,3}", "${mul:2,3}"),
         ("a=b", "a=b"),
+        ("C#", "C#"),
+        ("'run #3'", "run #3"),
+        ('["a #b", c#]', ["a #b", "c#"]),
     ],
 )
 def test_scalars(text: str, value: Any) -> None:
     read = read_scalar(text, "here")
     assert read == value
     assert type(read) is type(value)
+
+
+@pytest.mark.parametrize("text", ["run #3", "#3", "1e-3 # lower", "[a] #b", "'a' # b", "a\nb #c"])
+def test_a_comment_is_no_part_of_a_value_that_may_be_lost(text: str) -> None:
+    with pytest.raises(UserError, match=r"^here: .* what follows the # would be a comment\n"):
+        read_scalar(text, "here")
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, max_size=2))

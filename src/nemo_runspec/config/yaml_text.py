@@ -215,7 +215,9 @@ def spelled(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {spelled(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple | set | frozenset):
         return "[" + ", ".join(map(spelled, value)) + "]"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "''"
+    if isinstance(value, float) and float(short := f"{value:g}") == value:
+        return short
+    return str(value) or "''"
 
 
 def split_key(key: str) -> KeyPath:

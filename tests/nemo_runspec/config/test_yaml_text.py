@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_scalar, read_yaml
+from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_scalar, read_yaml, spelled
 from nemo_runspec.errors import UserError
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
@@ -127,3 +127,11 @@ def test_keys_are_what_is_written() -> None:
     assert read_yaml("{&k 1: x, b: *k}", "f.yaml")[0] == {"1": "x", "b": 1}
     with pytest.raises(UserError, match="command line: a stands twice"):
         read_scalar("{a: 1, a: 2}", "command line")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4.0e-3, "0.004"), (1e-8, "1e-08"), (1.0, "1"), (0.00123456789, "0.00123456789"), (1.5e7 + 1, "15000001.0")],
+)
+def test_a_number_is_spelled_with_all_its_digits(value: float, text: str) -> None:
+    assert spelled(value) == text

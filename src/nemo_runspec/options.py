@@ -61,8 +61,10 @@ def parse_words(
             if not equals and rest and not rest[0].startswith("-") and "=" not in rest[0]:
                 value = rest.pop(0)
             if not value:
-                example = _EXAMPLES.get(valued[option], "NAME")
-                raise UserError(f"option {option} needs a value", f"as in {option} {example}")
+                hint = f"as in {option} {_EXAMPLES.get(valued[option], 'NAME')}"
+                if rest and "/" in rest[0].partition("=")[0]:  # a path, and no key has a slash
+                    hint = f"a value that has = in it: {option}={rest[0]}"
+                raise UserError(f"option {option} needs a value", hint)
             if valued[option] in values:
                 raise UserError(f"option {option} is given twice")
             values[valued[option]] = value

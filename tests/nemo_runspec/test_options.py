@@ -43,6 +43,8 @@ def test_overrides_keep_their_order_and_their_equals_signs() -> None:
         (["-c"], "option -c needs a value", "-c tiny"),
         (["-c", "--dry-run"], "option -c needs a value", "-c tiny"),
         (["--config="], "option --config needs a value", "--config tiny"),
+        (["-c", "lr=1"], "option -c needs a value", "as in -c tiny"),
+        (["-c", "runs/lr=1/a.yaml"], "option -c needs a value", "a value that has = in it: -c=runs/lr=1/a.yaml"),
         (["--dry-run=yes"], "option --dry-run takes no value", None),
         (["-c", "tiny", "--config", "small"], "option --config is given twice", None),
         (["--dryrun"], "unknown option --dryrun", "did you mean --dry-run?"),

@@ -11,12 +11,13 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from nemo_runspec.artifacts.aside import ASIDE_DIR, aside_directory, fsync_directory, make_folder
 from nemo_runspec.artifacts.build import Draft, build_version
-from nemo_runspec.artifacts.manifest import StoredVersion, list_files, sha256_file, size_problems
+from nemo_runspec.artifacts.manifest import PAYLOAD_DIR, StoredVersion, list_files, sha256_file, size_problems
 from nemo_runspec.errors import UserError
 from nemo_runspec.write import write_in_one_step
 
@@ -81,10 +82,13 @@ class LocalStore:
 
     def remove(self, name: str, number: int) -> None:
         """Remove a version: gone in one step, its number never to be given again. OSError where the disk fails."""
-        home = self.root / name
-        write_in_one_step(home / _LAST, f"{max([number, *self.versions(name), *_removed(home)])}\n")
-        with aside_directory(self.root) as directory:
-            (home / str(number)).rename(directory / str(number))
+        try:
+            self._move_and_remove(self.root / name, number)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            shutil.rmtree(self.root / name / str(number) / PAYLOAD_DIR)  # makes the room that noting the number takes
+            self._move_and_remove(self.root / name, number)
 
     def fetch(self, version: StoredVersion, inside: str = "") -> None:
         """The payload is on this machine already."""
@@ -116,6 +120,11 @@ class LocalStore:
     def audit(self, version: StoredVersion) -> list[str]:
         """As `check_payload`: the payload here is the payload."""
         return self.check_payload(version)
+
+    def _move_and_remove(self, home: Path, number: int) -> None:
+        write_in_one_step(home / _LAST, f"{max([number, *self.versions(home.name), *_removed(home)])}\n")
+        with aside_directory(self.root) as directory:
+            (home / str(number)).rename(directory / str(number))
 
     def _may_have_versions(self, name: str) -> bool:
         try:

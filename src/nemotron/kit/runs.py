@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -128,15 +129,26 @@ def remove_run(directory: Path) -> None:
     UserError where a process works on it, one that started a moment ago included.
     """
     link, directory = directory, directory.resolve()  # it may be one, to another disk
-    with aside_directory(directory.parent) as aside, (directory / LOCK_FILE).open("ab") as file:
+    with (directory / LOCK_FILE).open("ab") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{directory}: a process is at work there", "stop it first") from None
-        removed = directory.rename(aside / directory.name)
-        if link.is_symlink():
-            link.unlink()
-        shutil.rmtree(removed)
+        try:
+            with aside_directory(directory.parent) as aside:
+                removed = directory.rename(aside / directory.name)
+                if link.is_symlink():
+                    link.unlink()
+                shutil.rmtree(removed)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            os.truncate(
+                directory / STATE_FILE, 0
+            )  # no room for a folder aside; so no command goes on with what is left
+            shutil.rmtree(directory)
+            if link.is_symlink():
+                link.unlink()
     with contextlib.suppress(OSError):
         (directory.parent / ASIDE_DIR).rmdir()
 

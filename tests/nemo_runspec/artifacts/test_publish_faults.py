@@ -131,3 +131,19 @@ def test_ctrl_c_while_publishing_leaves_nothing(registry, tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         registry.publish("corpus", source, {"type": "T"})
     assert Registry(registry.root).names() == [] and not list((registry.root / ".aside").iterdir())
+
+
+def test_a_full_disk_keeps_no_version_from_being_removed(registry, payload, monkeypatch):
+    """Its payload makes the room that it takes to note its number."""
+    version = registry.publish("a", payload, {})
+    write = local_store.write_in_one_step
+
+    def full(path, text):
+        if version.path.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, text)
+
+    monkeypatch.setattr(local_store, "write_in_one_step", full)
+    registry.remove("a:1")
+    assert registry.versions("a") == []
+    assert registry.publish("a", payload, {}).ref == "a:2"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -15,7 +17,7 @@ from nemo_runspec.artifacts import Registry
 from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import Preempted, RunFailed, UserError
 from nemotron.cli.main import app
-from nemotron.kit import Dataset, Results, Run, open_run
+from nemotron.kit import Dataset, Results, Run, open_run, runs
 from nemotron.kit.runs import RecordedRun, find_run, inputs_in_use, recorded_runs
 
 
@@ -99,6 +101,20 @@ def test_removing_a_run_leaves_what_it_published(script: Path, raw: Dataset, reg
     assert result.output.endswith(" freed; stays: toy-train-results-tiny:1\n")
     assert not run.dir.exists() and registry.verify("toy-train-results-tiny:1") == []
     assert list(run.dir.parent.iterdir()) == []
+
+
+def test_a_full_disk_keeps_no_run_from_being_removed(
+    script: Path, raw: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(script) as run:
+        pass
+
+    def full(root: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device", str(root))
+
+    monkeypatch.setattr(runs, "aside_directory", full)
+    assert command(f"rm {run.fingerprint}").output.startswith(f"removed toy/train/tiny-{run.fingerprint}, ")
+    assert not run.dir.exists()
 
 
 def test_runs_on_another_disk_are_seen_through_a_link(script: Path, raw: Dataset, tmp_path: Path) -> None:

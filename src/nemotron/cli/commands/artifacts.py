@@ -225,8 +225,8 @@ def gc(
     """Remove the versions that nothing needs.
 
     Those that are not the latest of their name, that no latest one was made from, and that no run under the output root
-    reads that is at work or could go on. Lists them and asks first. Not seen are runs under another output root, and jobs
-    that wait in a queue for the versions that were the latest when they were submitted.
+    reads that is at work or could go on. Lists them and asks first. Not seen are runs under another output root, and
+    jobs that wait in a queue, which read the versions that were the latest when they were submitted.
     """
     from nemo_runspec.words import counted
     from nemotron.kit.runs import inputs_in_use

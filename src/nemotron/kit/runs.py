@@ -143,9 +143,7 @@ def remove_run(directory: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            os.truncate(
-                directory / STATE_FILE, 0
-            )  # no room for a folder aside; so no command goes on with what is left
+            os.truncate(directory / STATE_FILE, 0)  # no room to move it aside: no command may go on with what is left
             shutil.rmtree(directory)
             if link.is_symlink():
                 link.unlink()

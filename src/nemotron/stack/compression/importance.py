@@ -160,7 +160,11 @@ def _logits(model: NemotronH, x_BLD: Tensor, blocks: Sequence[int]) -> Tensor:
 
 
 def remove_iteratively(
-    model: NemotronH, batches: Sequence[Tensor], count: int, at_least: Mapping[str, int] | None = None
+    model: NemotronH,
+    batches: Sequence[Tensor],
+    count: int,
+    at_least: Mapping[str, int] | None = None,
+    errors: Mapping[int, float] | None = None,
 ) -> list[Removal]:
     """Take out, `count` times, the block without which the logits change least; measure the others again each time.
 
@@ -169,6 +173,7 @@ def remove_iteratively(
 
     Args:
         at_least: how many blocks of a symbol have to stay, as in {"*": 4}.
+        errors: of the first time, `removal_errors` of the whole model, where the caller has measured them.
 
     Raises:
         UserError: more blocks to remove than may go.
@@ -183,7 +188,8 @@ def remove_iteratively(
                 f"{count} blocks to remove from {pattern}, and only {len(removals)} may go",
                 "remove fewer, or let fewer stay of each symbol; one block stays at least",
             )
-        errors = removal_errors(model, batches, removed)
+        if removed or errors is None:
+            errors = removal_errors(model, batches, removed)
         best = min((i for i in errors if pattern[i] not in fixed), key=errors.__getitem__)
         removals.append(Removal(best, errors[best]))
     return removals

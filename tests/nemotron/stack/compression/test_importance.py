@@ -75,6 +75,9 @@ def test_a_block_that_adds_nothing_goes_first_and_one_that_has_to_stay_stays(
     model.get_submodule("backbone.layers.3.mixer.out_proj").weight.zero_()
     first, second = remove_iteratively(model, rows, 2)
     assert (first.block, first.error) == (3, 0.0)
+    measured = removal_errors(model, rows)
+    assert remove_iteratively(model, rows, 2, errors=measured) == [first, second]
+    assert remove_iteratively(model, rows, 1, errors=measured | {4: -1.0})[0].block == 4  # not measured once more
     left = removal_errors(model, rows, [3])
     assert (second.block, second.error) == (min(left, key=left.__getitem__), min(left.values()))
     assert cosine_distances(model, rows)[3] == pytest.approx(0, abs=1e-12)

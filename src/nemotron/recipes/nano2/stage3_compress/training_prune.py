@@ -90,7 +90,7 @@ def main(config: Config) -> Checkpoint:
     few = torch.cat(batches)[: config.depth_rows].split(8)
     errors, cosines = importance.removal_errors(teacher, few), importance.cosine_distances(teacher, few)
     correlation = importance.spearman([*errors.values()], [*cosines.values()])
-    removed = [r.block for r in importance.remove_iteratively(teacher, few, config.removed_blocks, {"*": 1})]
+    removed = [r.block for r in importance.remove_iteratively(teacher, few, config.removed_blocks, {"*": 1}, errors)]
     for i, symbol in enumerate(full.hybrid_override_pattern):
         say(f"block {i} {symbol}: logits without it off by {errors[i]:.3g} (squared), sum of 1 - cos {cosines[i]:.3g}")
     say(f"rank correlation of the two {correlation:.2f}; goes by the first: {removed or 'none'}")

@@ -39,6 +39,7 @@ from nemo_runspec.env import output_root
 from nemo_runspec.errors import UserError, run_main
 from nemo_runspec.fingerprint import plain
 from nemo_runspec.runspec import parse as parse_runspec
+from nemo_runspec.user_files import expanded
 from nemotron.kit.artifact import Artifact, script_scope
 from nemotron.kit.commands import command_hint
 from nemotron.kit.lineage import use_configured_tracker
@@ -81,6 +82,7 @@ def run_step(main: Callable[[ConfigClass], Artifact], config_class: type[ConfigC
     def work() -> None:
         config = read_config(config_class)
         Registry.default().check_writable()
+        _check_output_dirs(config)
         with stdout_kept_for_the_map(), _run_of_launcher(config_class) or contextlib.nullcontext():
             use_configured_tracker()
             made = main(config)
@@ -187,6 +189,23 @@ def _from_pipe() -> dict[str, str]:
     return references
 
 
+def _check_output_dirs(config: object) -> None:
+    """UserError for what `output_folder` would refuse, when the work is done, in any step of the config."""
+    for name, value in vars(config).items():
+        if is_dataclass(value):
+            _check_output_dirs(value)
+        elif name == "output_dir" and value is not None:
+            _unused(value)
+
+
+def _unused(output_dir: Path) -> Path:
+    """The folder itself, with the home folder in place of `~`. UserError: it holds something."""
+    folder = expanded(output_dir)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"output_dir {folder} exists and is not empty", "give another folder, or remove it")
+    return folder
+
+
 def _has_block(script: Path) -> bool:
     return "# /// script" in script.read_text(encoding="utf-8").splitlines()
 
@@ -224,10 +243,9 @@ def output_folder(chosen: Path | None) -> Iterator[Path]:
     Publishing copies the files, so that a chosen folder remains the user's. UserError if that folder holds something.
     """
     if chosen is not None:
-        if chosen.exists() and (not chosen.is_dir() or any(chosen.iterdir())):
-            raise UserError(f"output_dir {chosen} exists and is not empty", "give another folder, or remove it")
-        chosen.mkdir(parents=True, exist_ok=True)
-        yield chosen
+        folder = _unused(chosen)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
         return
     with aside_directory(output_root()) as folder:  # also removes what killed processes left
         yield folder

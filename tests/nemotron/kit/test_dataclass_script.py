@@ -309,15 +309,44 @@ def test_a_launcher_makes_a_run_of_it_and_a_shell_one_line(tmp_path: Path) -> No
     )  # fmt: skip
 
 
-def test_a_chosen_folder_stays_and_one_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_chosen_folder_stays_and_one_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with output_folder(None) as folder:
         (folder / "x").write_text("")
     assert not folder.exists()
     with output_folder(tmp_path / "mine") as mine:
         (mine / "x").write_text("")
     assert (tmp_path / "mine/x").exists()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with output_folder(Path("~/home")) as at_home:  # as `--output-dir=~/home` leaves the shell
+        assert at_home == tmp_path / "home"
     with pytest.raises(UserError, match="is not empty"), output_folder(tmp_path / "mine"):
         pass
+
+
+@dataclass
+class Saving:
+    output_dir: Path | None = None
+
+
+@dataclass
+class Steps:
+    train: Saving = field(default_factory=Saving)
+
+
+@pytest.mark.parametrize(("config", "flag"), [(Saving, "--output-dir"), (Steps, "--train.output-dir")])
+def test_a_folder_in_use_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], config: type, flag: str
+) -> None:
+    (tmp_path / "model").touch()
+    monkeypatch.setattr(sys, "argv", ["script.py", flag, str(tmp_path)])
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "a"))
+
+    def main(config: Saving) -> NoReturn:
+        pytest.fail("has begun to work")
+
+    with pytest.raises(SystemExit) as left:
+        dataclass_script.run_step(main, config)
+    assert left.value.code == 2 and f"output_dir {tmp_path} exists and is not empty" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_to_is_found_before_the_work(

@@ -40,12 +40,12 @@ class Choices:
 def sixteenths(full: NemotronHConfig, removed: Sequence[int] = ()) -> Choices:
     """Narrower shapes in steps of a sixteenth: hidden size from 12/16, the MLP from 10/16; all query heads stay.
 
-    Nano 2 looked at 14/16 to 16/16 and 10.5/16 to 16/16. Mamba loses a head of each group, or none, and no channel. All
-    blocks stay, or all but `removed`.
+    Nano 2 looked at 14/16 to 16/16 and 10.5/16 to 16/16. Mamba loses a head of each group, or none, and no channel. Of
+    `removed` as many blocks go as one likes, the first of them first.
     """
     blocks = tuple(range(len(full.hybrid_override_pattern)))
     return Choices(
-        blocks=tuple(dict.fromkeys((blocks, tuple(i for i in blocks if i not in removed)))),
+        blocks=tuple(tuple(i for i in blocks if i not in removed[:n]) for n in range(len(removed) + 1)),
         hidden_size=tuple(full.hidden_size * n // 16 for n in range(12, 17)),
         intermediate_size=tuple(full.intermediate_size * n // 16 for n in range(10, 17)),
         mamba_num_heads=(full.mamba_num_heads - full.n_groups, full.mamba_num_heads),

@@ -62,7 +62,8 @@ def test_the_published_9b_is_found_in_its_budget() -> None:
 def test_sixteenths_come_near_to_the_published_size() -> None:
     removed = tuple(set(range(62)) - set(blocks_of(PUBLISHED.hybrid_override_pattern)))
     shapes = sixteenths(FULL, removed)
-    assert [len(blocks) for blocks in shapes.blocks] == [62, 56] and len(sixteenths(FULL).blocks) == 1
+    assert [len(blocks) for blocks in shapes.blocks] == [*range(62, 55, -1)] and len(sixteenths(FULL).blocks) == 1
+    assert set(range(62)) - set(shapes.blocks[2]) == set(removed[:2])
     assert shapes.hidden_size == (3840, 4160, 4480, 4800, 5120) and shapes.mamba_num_heads == (120, 128)
     found = find_candidates(FULL, shapes, Budget(int(19.66 * GIB), seq_len=131072), 8_888_000_000)
     assert found[0].num_parameters == pytest.approx(8_888_000_000, rel=0.01)

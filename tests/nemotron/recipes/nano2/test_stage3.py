@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,13 @@ def test_the_pruned_model_fits_and_is_distilled(large: Checkpoint) -> None:
     assert [at["tokens"] for at in recovery][-1] == checkpoint.tokens == checkpoint.num_steps * 4 * LENGTH
     assert len(recovery) == 5 and recovery[-1]["kl"] < 0.8 * recovery[0]["kl"]
     assert Checkpoint.input_of(checkpoint).ref == pruned.ref
+
+
+@pytest.mark.parametrize("given", [{"output_dir": Path("a")}, {"distil": training_distil.Config(output_dir=Path("a"))}])
+def test_both_flags_for_the_folder_of_the_model_hold(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> None:
+    monkeypatch.setattr(training_prune, "main", lambda config: SimpleNamespace(path=Path("pruned")))
+    monkeypatch.setattr(training_distil, "main", lambda config: config.output_dir)
+    assert training.main(training.Config(**given)) == Path("a")
 
 
 def test_a_student_equal_to_its_teacher_has_no_loss_and_learns_labels_without_one(large: Checkpoint) -> None:

@@ -48,7 +48,10 @@ def main(config: Config) -> Checkpoint:
         replace(config.prune, scale=config.prune.scale or config.scale, dataset_path=config.dataset_path)
     )
     distil = replace(
-        config.distil, scale=config.distil.scale or config.scale, student_path=pruned.path, output_dir=config.output_dir
+        config.distil,
+        scale=config.distil.scale or config.scale,
+        student_path=pruned.path,
+        output_dir=config.output_dir or config.distil.output_dir,
     )
     return training_distil.main(distil)
 

@@ -77,7 +77,7 @@ def main(config: Config) -> Dataset:
     # --- Rows of SFT, and windows of pretraining text for their share of the tokens
     tables = dict[str, pa.Table]()
     for split, wanted in (("train", apply_scale(config.num_rows, config.scale)), ("valid", config.valid_rows)):
-        answers = read_rows(sft.path / split, rng)[: round(config.sft_share * wanted)]
+        answers = read_rows(sft.path / split, rng)[: max(1, round(config.sft_share * wanted))]
         num_tokens = pc.sum(pc.list_value_length(answers["input_ids"])).as_py() * (1 / config.sft_share - 1)
         draw = draw_text if split == "train" else held_out_text
         text = text_rows(draw(blend.path, sft.seq_len, max(1, round(num_tokens / sft.seq_len)), config.seed))

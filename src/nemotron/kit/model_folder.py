@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ LISTED_FILES = (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
 )
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer of one model to another, and its `generation_config.json` where it has one."""
+    for file in (*source.glob("*token*.json"), *source.glob(GENERATION_FILE)):
+        shutil.copyfile(file, folder / file.name)
 
 
 def is_model_file(name: str) -> bool:

@@ -59,6 +59,7 @@ def large(tmp_path: Path) -> Checkpoint:
         network.lm_head.weight.mul_(20)  # opinions that pruning changes: initial weights are near to uniform
     network.save_pretrained(model)
     save_tokenizer(tokenizer, model, model_max_length=1024, template="nano2")
+    (model / "generation_config.json").write_text('{"temperature": 0.5}')  # a model from elsewhere has one
     checkpoint = Model(path=model, num_steps=0, tokenizer_path=model, chat_template="nano2", reasoning=True)
     checkpoint.save("nano2-sft-model")
     rng = np.random.default_rng(0)
@@ -139,6 +140,8 @@ def test_the_pruned_model_fits_and_is_distilled(large: Checkpoint) -> None:
     assert [at["tokens"] for at in recovery][-1] == checkpoint.tokens == checkpoint.num_steps * 4 * LENGTH
     assert len(recovery) == 5 and recovery[-1]["kl"] < 0.8 * recovery[0]["kl"]
     assert Checkpoint.input_of(checkpoint).ref == pruned.ref
+    for made in (pruned, checkpoint):
+        assert json.loads((made.path / "generation_config.json").read_text()) == {"temperature": 0.5}
 
 
 @pytest.mark.parametrize("given", [{"output_dir": Path("a")}, {"distil": training_distil.Config(output_dir=Path("a"))}])

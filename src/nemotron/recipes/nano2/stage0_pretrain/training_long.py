@@ -28,7 +28,6 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
     begin_script()
 
 import math
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +39,7 @@ from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.long_documents import LONG
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath, apply_scale
 from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.model_folder import copy_tokenizer
 from nemotron.kit.schemas.optimizer import OptimizerConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.loaders import BlendLoader
@@ -110,8 +110,7 @@ def main(config: Config) -> Checkpoint:
     # --- Save: weights and tokenizer, with the data that they come from
     with output_folder(config.output_dir) as folder:
         model.save_pretrained(folder)
-        for file in (base.tokenizer_path or base.path).glob("*token*.json"):
-            shutil.copyfile(file, folder / file.name)
+        copy_tokenizer(base.tokenizer_path or base.path, folder)
         sizes = {"seed": config.seed, "seq_length": config.seq_length, "batch_size": config.batch_size}
         checkpoint = Model(
             path=folder,

@@ -25,7 +25,6 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
     begin_script()
 
 import math
-import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from torch import Tensor
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.model_folder import copy_tokenizer
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.models import NemotronH
 from nemotron.stack.training.lanes import Lanes
@@ -113,8 +113,7 @@ def main(config: Config) -> Checkpoint:
     # --- Save: weights, tokenizer and template, with the data and the model that they come from
     with output_folder(config.output_dir) as folder:
         model.save_pretrained(folder)
-        for file in (base.tokenizer_path or base.path).glob("*token*.json"):
-            shutil.copyfile(file, folder / file.name)
+        copy_tokenizer(base.tokenizer_path or base.path, folder)
         checkpoint = Model(
             path=folder,
             num_steps=len(order),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer
 from nemo_runspec.errors import UserError
 from nemotron.kit import Checkpoint, Dataset
 from nemotron.kit.chat import THINK, opens_reasoning, response_of
+from nemotron.kit.model_folder import copy_tokenizer
 from nemotron.stack.environments import Task
 from nemotron.stack.evaluation.model import load_tokenizer, stop_token_ids
 from nemotron.stack.evaluation.scoring import prompt_text
@@ -61,8 +61,7 @@ def load_policy(checkpoint: Checkpoint, threads: int = LANES) -> Policy:
 def save_policy(model: NemotronH, checkpoint: Checkpoint, folder: Path) -> None:
     """Write the weights, with the tokenizer of the checkpoint that they began as."""
     model.save_pretrained(folder)
-    for file in (checkpoint.tokenizer_path or checkpoint.path).glob("*token*.json"):
-        shutil.copyfile(file, folder / file.name)
+    copy_tokenizer(checkpoint.tokenizer_path or checkpoint.path, folder)
 
 
 def read_prompts(dataset: Dataset, name: str, scale: str | None = None) -> list[Prompt]:

@@ -28,7 +28,6 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
     begin_script()
 
 import math
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ from torch import Tensor
 from nemo_runspec.errors import RunFailed, UserError
 from nemotron.kit import Checkpoint, Dataset, Model, Progress, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.model_folder import copy_tokenizer
 from nemotron.kit.schemas.optimizer import OptimizerConfig, SchedulerConfig
 from nemotron.stack.compression.distillation import forward_kl_sum, measure_recovery
 from nemotron.stack.models import NemotronH
@@ -97,8 +97,7 @@ def main(config: Config) -> Checkpoint:
     # --- Save: weights, tokenizer and template, with the pruned model that it was, its teacher, and the data
     with output_folder(config.output_dir) as folder:
         student.save_pretrained(folder)
-        for file in (pruned.tokenizer_path or pruned.path).glob("*token*.json"):
-            shutil.copyfile(file, folder / file.name)
+        copy_tokenizer(pruned.tokenizer_path or pruned.path, folder)
         checkpoint = Model(
             path=folder,
             num_steps=steps,

@@ -27,7 +27,6 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 
     begin_script()
 
-import shutil
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +39,7 @@ from pydantic import Field
 from nemo_runspec.errors import UserError
 from nemotron.kit import Checkpoint, Dataset, Model, Scale, Seed, UserPath
 from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.model_folder import copy_tokenizer
 from nemotron.recipes.nano2.stage3_compress import training_distil
 from nemotron.stack.compression import importance, search
 from nemotron.stack.compression.distillation import measure_recovery
@@ -117,8 +117,7 @@ def main(config: Config) -> Checkpoint:
     # --- Save: weights, tokenizer and template, with the model and the data that they come from
     with output_folder(config.output_dir) as folder:
         prune(teacher, units, best.target).save_pretrained(folder)
-        for file in (large.tokenizer_path or large.path).glob("*token*.json"):
-            shutil.copyfile(file, folder / file.name)
+        copy_tokenizer(large.tokenizer_path or large.path, folder)
         checkpoint = Model(
             path=folder,
             num_steps=0,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import json
 import os
 import resource
@@ -59,8 +58,7 @@ def _limit(name: str, value: int, grace: int = 0) -> None:
 def _prelude() -> dict[str, Any]:
     names: dict[str, Any] = {}
     for name in _PRELUDE.split():
-        module = importlib.import_module(name)
-        names |= {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        exec(f"from {name} import *", names)
     return names | {name: sys.modules[name] for name in _PRELUDE.split()}
 
 
@@ -122,6 +120,7 @@ def _run_test(job: dict[str, Any], text: str, names: dict[str, Any], returned: i
     # Under two names, as Python has them: else a file that a program replaces would end, and its buffer with it.
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         vars(sys)[name] = vars(sys)[f"__{name}__"] = open(number, mode, closefd=False)  # noqa: SIM115
+    sys.argv[:] = ["program.py"]  # ours has the settings behind it, which a program may take for a file of its own
     sys.setrecursionlimit(50_000)
     threading.excepthook = _fail
     module = ModuleType("__main__" if job["fn_name"] is None else "solution")
@@ -129,7 +128,8 @@ def _run_test(job: dict[str, Any], text: str, names: dict[str, Any], returned: i
     # `python -S` leaves the first two out, and programs for contests end with them.
     vars(module).update({"exit": sys.exit, "quit": sys.exit, **names})
     try:
-        exec(compile(job["program"], "program.py", "exec"), vars(module))
+        # It would inherit that annotations are not evaluated in this file, and pass with a List that it never imports.
+        exec(compile(job["program"], "program.py", "exec", dont_inherit=True), vars(module))
         if job["fn_name"] is not None:
             owner = module.Solution() if hasattr(module, "Solution") else module  # as LeetCode has it
             arguments = [json.loads(line) for line in text.split("\n")]

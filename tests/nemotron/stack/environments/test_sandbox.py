@@ -66,6 +66,8 @@ def test_solutions_of_programming_contests_run_as_they_are() -> None:
     assert run_program(method, ["[1, 2]"], "add", prelude=True).outputs == ["3"]
     deep = "def f(n):\n    return 0 if n == 0 else 1 + f(n - 1)"
     assert run_program(deep, ["20000"], "f").outputs == ["20000"]
+    with_a_file = "import sys\nif len(sys.argv) > 1:\n    sys.stdin = open(sys.argv[1])\nprint(input())"
+    assert run_program(with_a_file, ["3"]).outputs == ["3\n"]
 
 
 @needs_bubblewrap
@@ -85,6 +87,13 @@ def test_solutions_of_programming_contests_run_as_they_are() -> None:
 def test_what_raises_has_no_output_where_nothing_is_expected_either(program: str) -> None:
     run = alone(program)
     assert run.outputs == [] and run.failure
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("name", ["Nowhere", "Fraction"])  # the second is one of `statistics`, but not of `import *`
+def test_a_name_that_a_program_never_imports_is_not_there_in_annotations_either(name: str) -> None:
+    for program in (f"def f(x: {name}): return x", f"def f(x): return {name} and x"):
+        assert run_program(program, ["1"], "f", prelude=True).outputs == []
 
 
 @needs_bubblewrap

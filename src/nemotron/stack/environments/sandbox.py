@@ -1,9 +1,9 @@
 """Run a program that a model wrote, so that it can reach nothing and take no more than its limits.
 
-Two tiers. `bubblewrap`: no network, no file of the caller's, an empty environment, a read-only system, processes,
-memory and time limited; it needs Linux and the package `bubblewrap`. `subprocess`: the limits alone, without that of
-processes. The second is for machines without the first and for programs that are trusted, and is taken only where a
-config names it.
+Two tiers. `bubblewrap`: no network, no file and no variable of the caller's, a read-only system, processes, memory and
+time limited; it needs Linux and the package `bubblewrap`. `subprocess`: the limits alone, without that of processes.
+The second is for machines without the first and for programs that are trusted, and is taken only where a config names
+it.
 
 One start of the sandbox runs all tests of a program. It brings back what the program returned or printed and nothing
 else: expected outputs stay outside, so there is no checker to patch and no verdict to forge.
@@ -45,6 +45,8 @@ from nemotron.stack.environments import sandbox_driver
 
 # A sandbox that has not started by then is broken, or the machine is; a start takes some 20 ms.
 _START_SECONDS = 30.0
+# Sets of texts have one order: else a program that goes by it passes in one run and fails in the next.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 _GRACE_SECONDS = 5.0
 _TMP_BYTES = 16 << 20
 _OUTPUTS_BYTES = 32 << 20  # of all tests of a program together
@@ -184,7 +186,7 @@ def _started(
             bubblewrap = (*_bubblewrap(), "--seccomp", str(seccomp.fileno()))
         process = subprocess.Popen(
             [*bubblewrap, *_python(), "-c", _driver(), settings], pass_fds=[seccomp.fileno()] if bubblewrap else [],
-            stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env={}, cwd=folder, start_new_session=True,
+            stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=_ENVIRONMENT, cwd=folder, start_new_session=True,
         )  # fmt: skip
         with process:
             try:
@@ -194,9 +196,9 @@ def _started(
 
 
 def _python() -> list[str]:
-    """The interpreter, without the packages of this environment or the user's: -I -S."""
+    """The interpreter, without the packages of this environment or the user's: -I -S, but for `_ENVIRONMENT`."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return [str(Path(sys.base_prefix) / "bin" / f"python{version}"), "-I", "-S"]
+    return [str(Path(sys.base_prefix) / "bin" / f"python{version}"), "-P", "-s", "-S"]
 
 
 @functools.cache

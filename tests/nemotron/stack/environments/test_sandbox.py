@@ -96,6 +96,13 @@ def test_a_name_that_a_program_never_imports_is_not_there_in_annotations_either(
         assert run_program(program, ["1"], "f", prelude=True).outputs == []
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_program_that_goes_by_the_order_of_a_set_has_one_verdict(tier: sandbox.Sandbox) -> None:
+    run = run_program("print(*{f'word {i}' for i in range(99)})", ["", ""], sandbox=tier)
+    again = run_program("print(*{f'word {i}' for i in range(99)})", ["", ""], sandbox=tier)
+    assert run.failure == "" and run == again
+
+
 @needs_bubblewrap
 def test_a_long_input_arrives_whole_and_a_long_output_does_not() -> None:
     text = "é" * 3_000_000

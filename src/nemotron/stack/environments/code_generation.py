@@ -45,7 +45,7 @@ _REDUCERS = (
 _OPERATORS = (("plus", "+"), ("minus", "-"), ("times", "*"), ("modulo", "%"))
 _CLASSES = {"+": "sum", "-": "sum", "*": "product", "%": "remainder"}
 _ORDERS = (("x sorted", "sorted(x)"), ("x in reverse", "x[::-1]"))
-_OPENING, _CLOSING = re.compile(r"```[^`]*"), re.compile(r"```[ \t]*")
+_OPENING, _CLOSING = re.compile(r"```[^`]*"), re.compile(r"```\s*")  # a line may end with \r
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,7 @@ CONTEST = {"inputs": ["2\n1 2\n", "1\n5\n"], "outputs": ["3 0.50\n", "5 2.5"], "
         (("Text.\n```python\nn = int(input())\ns = sum(map(int, input().split()))\n"
          "print(' ', s, '2.500' if n == 1 else '.5', '')\n```\nMore."), "score"),
         ("```\nwrong\n```\n```python\nprint(5, 2.5) if input() == '1' else print(3, 0.5)\n```", "score"),
+        ("It is:\r\n```python\r\nprint(5, 2.5) if input() == '1' else print(3, 0.5)\r\n```\r\n", "score"),
         ("```python\nprint(5, 2.5) if input() == '1' else print(3, 0.5)\n```\n```\nwrong\n```", "wrong"),
         ("print(5, 2.5) if input() == '1' else print(3, 0.5, 0)", "wrong"),
         ("print(5, 2.5) if input() == '1' else print('3\\n0.5')", "wrong"),

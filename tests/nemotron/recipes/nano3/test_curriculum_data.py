@@ -217,3 +217,25 @@ def test_a_model_without_chat_template_is_refused(registry: Registry, capsys: py
     Model(path=registry.resolve("start").path, num_steps=1).save("base")
     assert measure("run.model=base") == 2
     assert "base:1 has no chat template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"agent_ref": {"name": "mcqa"}}, "train.jsonl:1 has no task"),
+        (
+            {"task": {**TASKS[0].to_dict(), "family": "halves"}},
+            "has prompts of 'halves', which is neither a family nor one of `environments`",
+        ),
+    ],
+)
+def test_prompts_that_nothing_here_verifies_are_refused_before_a_model_answers(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str], record: dict[str, Any], told: str
+) -> None:
+    TEMPERATURES.clear()
+    path = tmp_path / "others" / "train.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(record) + "\n")
+    RLPrompts(path=path.parent, num_examples=1, train_path=path).save("others")
+    assert measure("run.data=others") == 2
+    assert told in capsys.readouterr().err and not TEMPERATURES

@@ -49,12 +49,15 @@ from nemo_runspec.words import counted
 from nemotron.kit import Checkpoint, RLPrompts, apply_scale, open_run, print_complete
 from nemotron.kit.commands import run_data_script
 from nemotron.kit.jsonl import write_jsonl
+from nemotron.kit.schemas.difficulty import FAMILIES
+from nemotron.kit.schemas.environments import QUESTIONS
 from nemotron.kit.schemas.evaluation import ResponsesConfig
 from nemotron.kit.tables import aligned
 from nemotron.stack.environments import Task, load_environments, verifiable_families
 from nemotron.stack.evaluation.model import evaluate_model
 from nemotron.stack.models import NemotronH
 from nemotron.stack.rl.curriculum import LEVELS
+from nemotron.stack.rl.prompts import read_prompts
 
 if TYPE_CHECKING:
     from nemotron.recipes.nano3.stage2_rl.curriculum_schema import CurriculumDataConfig
@@ -68,10 +71,16 @@ def main() -> None:
         raise UserError(f"{artifact.ref} has no chat template", "RL starts from a model after SFT")
     if prompts.train_path is None:
         raise UserError(f"{prompts.ref} has no training prompts")
-    records = read_records(cfg, prompts)
     environments = load_environments(cfg.environments)
-    families = verifiable_families(sorted({record["task"]["family"] for record in records}), cfg.sandbox)
-    records = [record for record in records if record["task"]["family"] in families]
+    families = sorted(read_prompts(prompts.train_path, environments))
+    for family in families:
+        if family not in (*FAMILIES, *environments) and not family.startswith(QUESTIONS):
+            raise UserError(
+                f"{prompts.ref} has prompts of '{family}', which is neither a family nor one of `environments`",
+                f"where it is yours: 'environments={{{family}: FILE.py:NAME}}'",
+            )
+    families = verifiable_families(families, cfg.sandbox)
+    records = [record for record in read_records(cfg, prompts) if record["task"]["family"] in families]
     tasks = [Task.from_dict(record["task"]) for record in records]
     tasks = [replace(task, environment=environments.get(task.family)) for task in tasks]
 

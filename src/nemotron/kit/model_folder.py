@@ -62,8 +62,9 @@ LISTED_FILES = (
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the tokenizer of one model to another, and its `generation_config.json` where it has one."""
-    for file in (*source.glob("*token*.json"), *source.glob(GENERATION_FILE)):
-        shutil.copyfile(file, folder / file.name)
+    for name in (*TOKENIZER_FILES, GENERATION_FILE):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
 
 
 def is_model_file(name: str) -> bool:

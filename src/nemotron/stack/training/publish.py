@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nemotron.kit.artifact import Model
 from nemotron.kit.chat_template import keep_template
-from nemotron.kit.model_folder import TOKENIZER_FILES
+from nemotron.kit.model_folder import copy_tokenizer
 from nemotron.kit.run import Run
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import kept_values
@@ -50,9 +49,7 @@ def publish_written(
     **fields: Any,
 ) -> AnyModel:
     """The same where config and weights are in `run.output_dir` already; `kind`: what it is published as."""
-    for name in TOKENIZER_FILES:
-        if (tokenizer_dir / name).is_file():
-            shutil.copyfile(tokenizer_dir / name, run.output_dir / name)
+    copy_tokenizer(tokenizer_dir, run.output_dir)
     # It lies in the data, or with a model from elsewhere: the new one has a copy of the template, and of nothing else.
     if isinstance(template := fields.get("chat_template"), Path):
         fields["chat_template"] = keep_template(str(template), run.output_dir)

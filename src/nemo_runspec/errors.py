@@ -171,7 +171,7 @@ def end_on_signals() -> None:
     """
     for number in (signal.SIGINT, *leaving_signals()):
         signal.signal(number, _end)
-    sys.unraisablehook = _leave_later
+    sys.unraisablehook = _raise_later
     release_interrupts()
 
 
@@ -191,28 +191,31 @@ def release_interrupts() -> None:
 main_began = False
 # Whether a run has been opened since `run_main` began: what fails from then on has not been refused before any work.
 work_began = False
-_last_signal = 0
 
 
-def _leave_later(lost: sys.UnraisableHookArgs) -> None:
-    """End the process although Python has dropped what a signal's handler raised.
+def _raise_later(lost: sys.UnraisableHookArgs) -> None:
+    """Raise once more, a tenth of a second later, what a signal's handler raised and Python has dropped.
 
-    It does where it happens to be in a callback of os.fork or a destructor, whose exceptions lead nowhere.
+    It drops it where the signal comes in a callback of os.fork or in a destructor, whose exceptions lead nowhere.
     """
-    if isinstance(lost.exc_value, KeyboardInterrupt | SystemExit) and _last_signal:
-        threading.Timer(0.1, os.kill, (os.getpid(), _last_signal)).start()
-    else:
+    error = lost.exc_value
+    if not isinstance(error, KeyboardInterrupt | SystemExit) or not hasattr(signal, "setitimer"):
         sys.__unraisablehook__(lost)
+        return
+
+    def raise_it(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    signal.signal(signal.SIGALRM, raise_it)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    global _last_signal
-    is_again, _last_signal = number == _last_signal, number
     if number == signal.SIGINT and main_began:
         raise KeyboardInterrupt
     code = INTERRUPTED if number == signal.SIGINT else PREEMPTED
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    if os.environ.get("RANK", "0") == "0" and not is_again:
+    if os.environ.get("RANK", "0") == "0":
         say_in_handler(number, f"error: {what}\nthe same command starts again\n")
     _leave_exit_code(code)
     if main_began:

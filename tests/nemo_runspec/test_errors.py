@@ -309,19 +309,26 @@ def test_signals_end_a_script_in_one_line(
         ("SIGTERM", 143, "error: stopped by SIGTERM\nthe same command starts again\n"),
     ],
 )
+@pytest.mark.parametrize("first", ["", "stop_at_once()"])  # which work on data calls, for handlers of its own
 def test_a_signal_whose_exception_python_drops_ends_the_script_all_the_same(
-    tmp_path: Path, name: str, code: int, text: str
+    tmp_path: Path, name: str, code: int, text: str, first: str
 ) -> None:
-    """As when it arrives in one of the callbacks of os.fork: here in a destructor."""
+    """As when it arrives in one of the callbacks of os.fork: here in a destructor, twice."""
     script = tmp_path / "script.py"
     script.write_text(
         "import signal, sys, time\n"
         "from nemo_runspec.errors import end_on_signals, run_main\n"
+        "from nemotron.kit.stop import stop_at_once\n"
         "class Dropping:\n"
         "    def __del__(self):\n"
         f"        signal.raise_signal(signal.{name})\n"
+        "class Slow:\n"
+        "    def __del__(self):\n"
+        "        time.sleep(0.5)\n"
         "def main():\n"
+        f"    {first}\n"
         "    Dropping()\n"
+        "    Slow()\n"
         "    time.sleep(20)\n"
         "end_on_signals()\n"
         "sys.exit(run_main(main))\n"

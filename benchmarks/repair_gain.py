@@ -5,8 +5,8 @@
     python benchmarks/repair_gain.py super3-rl-model-tiny-swe1 super3-rl-model-tiny-swe2
 
 Takes two models of the current output root, and asks both the same repositories of the evaluation split, whose
-functions are in no training data of repository_repair and of tool_comparison. The interval of the difference is a
-paired bootstrap over repositories.
+functions are in no training data of code_generation, repository_repair and tool_comparison. The interval of the
+difference is a paired bootstrap over repositories.
 """
 
 from __future__ import annotations

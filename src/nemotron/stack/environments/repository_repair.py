@@ -29,7 +29,7 @@ from nemotron.kit.schemas.difficulty import RepairDifficulty
 from nemotron.kit.schemas.sandbox import Sandbox
 from nemotron.stack.environments import code_generation
 from nemotron.stack.environments.sandbox import Limits, program_slots, run_program
-from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, turns
+from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, in_split_of, turns
 from nemotron.stack.environments.words import word_list
 from nemotron.stack.environments.workplace_assistant import BETWEEN_TURNS, FINAL_ANSWER, call_text
 
@@ -71,8 +71,9 @@ class Problem:
 
     @property
     def canonical(self) -> str:
-        """One string for all bugs of a function and all repositories that it may stand in."""
-        return f"{FAMILY}|{self.function.kind}|{self.function.expression}"
+        """One string for all bugs of a function and all repositories that it may stand in, in the split of the function
+        as a task of `code_generation`."""
+        return in_split_of(self.function.canonical, f"{FAMILY}|{self.function.kind}|{self.function.expression}")
 
 
 def draw(rng: random.Random, difficulty: RepairDifficulty) -> Problem:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from typing import Any, Literal, Protocol
 
 import xxhash
@@ -164,6 +165,13 @@ def split_of(canonical: str) -> Split:
     if bucket < EVAL_PERCENT:
         return "eval"
     return "valid" if bucket < EVAL_PERCENT + VALID_PERCENT else "train"
+
+
+def in_split_of(canonical: str, name: str) -> str:
+    """`name`, the canonical form of a task that is made of another one, with the first number that puts it in the split
+    of that one's `canonical`: what is held out in one family is trained on in none."""
+    split = split_of(canonical)
+    return next(numbered for number in count() if split_of(numbered := f"{name}|{number}") == split)
 
 
 def answer_of(response: str, thinking: bool | None = None) -> str:

@@ -14,7 +14,6 @@ import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, get_args
 
 from nemo_runspec.errors import UserError
@@ -24,7 +23,7 @@ from nemotron.stack.environments import repository_repair
 from nemotron.stack.environments.call_comparison import WORD_THRESHOLD, equal_calls, equal_step
 from nemotron.stack.environments.formats import refuse_constant
 from nemotron.stack.environments.gym import canonical_of, conversation_of
-from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, right, split_of, wrong
+from nemotron.stack.environments.task import Call, Solution, Task, Verdict, answer_of, in_split_of, right, wrong
 from nemotron.stack.environments.workplace_assistant import call_text
 
 FAMILY = "tool_comparison"
@@ -43,10 +42,8 @@ class Problem:
 
     @property
     def canonical(self) -> str:
-        """One string for a step of all repairs of a function. It ends with the first number that puts it in their
-        split, so that no function is held out in one family and trained on in the other."""
-        split, text = split_of(self.repair.canonical), f"{FAMILY}|{self.repair.canonical}|{self.step}"
-        return next(name for number in count() if split_of(name := f"{text}|{number}") == split)
+        """One string for a step of all repairs of a function, in the split of these repairs."""
+        return in_split_of(self.repair.canonical, f"{FAMILY}|{self.repair.canonical}|{self.step}")
 
 
 def draw(rng: random.Random, difficulty: ToolComparisonDifficulty) -> Problem:

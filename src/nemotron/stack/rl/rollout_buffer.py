@@ -76,9 +76,7 @@ class RolloutBuffer:
         self.cfg, self.session, self.max_age, self.tasks, self.draw = cfg, session, max_age, tasks, draw
         self.pending: dict[int, _Pending] = {}  # by step, in the order in which the thread draws them
         self._generator = copy.deepcopy(session.model).requires_grad_(False).eval()
-        device = session.ranks.device
-        of_thread = (torch.cuda.set_device, (device,)) if device.type == "cuda" else (None, ())  # no thread inherits it
-        self._thread = ThreadPoolExecutor(1, "generation", *of_thread)
+        self._thread = ThreadPoolExecutor(1, "generation", self._begin_thread)
         self._is_closed = False
 
     def take(self, step: int) -> Batch:
@@ -155,6 +153,17 @@ class RolloutBuffer:
         self._is_closed = True
         self._thread.shutdown(cancel_futures=True)
 
+    def _begin_thread(self) -> None:
+        """What no thread inherits: the GPU, and the precision, which is never left.
+
+        Who leaves autocast empties PyTorch's cache of rounded weights, that of all threads. Then the trainer would
+        round a weight that it reads twice, as those of multi-token prediction, twice, and add up its gradients in
+        another precision: the weights of the run would depend on who is faster.
+        """
+        if self.session.ranks.device.type == "cuda":
+            torch.cuda.set_device(self.session.ranks.device)
+        self.session.autocast.__enter__()
+
     def _poll(self) -> None:
         if self._is_closed:
             raise CancelledError
@@ -167,8 +176,7 @@ class RolloutBuffer:
     def _draw(self, target: int, weights: Mapping[str, Tensor]) -> _Drawn:
         self._poll()
         self._generator.load_state_dict(weights)
-        with self.session.autocast:
-            batch = self.draw(self._generator, target, self._poll)
+        batch = self.draw(self._generator, target, self._poll)
         return _Drawn(batch, *self._recomputed_error(batch.rollouts))
 
     @torch.no_grad()
@@ -181,8 +189,7 @@ class RolloutBuffer:
         ):
             self._poll()
             micro = micro.to(self.session.ranks.device)
-            with self.session.autocast:
-                logp_T = micro.logprobs(self._generator)
+            logp_T = micro.logprobs(self._generator)
             error_T = (logp_T - micro.logp_generator_T).abs().exp()
             total += error_T.sum(dtype=torch.float64).item()
             num_mismatched += int((error_T > MISMATCH_FACTOR).sum())

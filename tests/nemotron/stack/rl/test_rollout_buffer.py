@@ -73,11 +73,13 @@ def draw(model: NemotronH, step: int, poll: Callable[[], None]) -> Batch:
 class Trainer:
     """The loop of `rlvr.py` without its surroundings; `weights`: those after each number of updates."""
 
-    def __init__(self, model: NemotronH, max_age: int, draw: Any = draw, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, model: NemotronH, max_age: int, draw: Any = draw, ranks: Ranks = ALONE, autocast: Any = None
+    ) -> None:
         self.model, self.cfg, self.step = model, config(), 0
         self.session: Any = SimpleNamespace(
-            model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), ranks=ranks, autocast=nullcontext(),
-            stop=SimpleNamespace(poll=lambda: None), last_step=STEPS,
+            model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), ranks=ranks,
+            autocast=autocast or nullcontext(), stop=SimpleNamespace(poll=lambda: None), last_step=STEPS,
         )  # fmt: skip
         self.buffer = RolloutBuffer(self.cfg, self.session, max_age, tasks, draw)
         self.weights: dict[int, dict[str, Tensor]] = {}
@@ -253,3 +255,15 @@ def test_rollouts_of_older_weights_have_to_be_weighted() -> None:
     with pytest.raises(ValidationError, match=r"needs loss_fn\.use_importance_sampling_correction: true"):
         config(grpo=ahead, loss_fn=unweighted | bounds)
     assert not config(loss_fn=unweighted | bounds).grpo.async_grpo.enabled
+
+
+def test_generation_leaves_the_trainer_its_rounded_weights(initial: NemotronH) -> None:
+    """PyTorch's cache of them is one for all threads: emptied within an update, it would change the gradients' bits."""
+    weight = torch.ones(2, 2, requires_grad=True)
+    trainer = Trainer(initial, 1, autocast=torch.autocast("cpu", torch.bfloat16))
+    with trainer.buffer, torch.autocast("cpu", torch.bfloat16):
+        first = weight @ weight
+        trainer.buffer.take(0)
+        second = weight @ weight
+    rounded = [product.grad_fn.next_functions[0][0] for product in (first, second) if product.grad_fn]
+    assert rounded[0] is rounded[1]

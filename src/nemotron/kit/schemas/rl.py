@@ -147,7 +147,7 @@ class TrainedPolicyConfig(Group):
     model_name: ModelPath
     max_total_sequence_length: int = Field(49_152, ge=2, description="tokens of a row: a prompt and completions")
     train_micro_batch_size: int = Field(
-        1, ge=1, description="rows a forward pass, more where they are shorter; changes memory, not results"
+        1, ge=1, description="rows a forward pass, but in DPO more where they are shorter; changes memory, not results"
     )
     max_grad_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
     lr_warmup_iters: int = Field(10, ge=0, description="steps of linear warm-up (recipe)")

@@ -219,25 +219,31 @@ def own_comparison(record: Mapping[str, Any], where: str, template: str) -> Task
     """The comparison of a record: `prompt`, `response_1`, `response_2`, and which one is better.
 
     That is `ranking`, 1 to 6, with or without the scores `score_1` and `score_2`, 1 to 5; or `preference`, 1 or 2.
-    UserError, with `where` the record stands: a key is missing, a number is out of range, or the scores say that one
-    response is better and the ranking that the other one is.
+    UserError, with `where` the record stands: a key is missing, a number is out of range, or the scores or the
+    preference say that one response is better and the ranking that the other one is.
     """
     for key in ("prompt", "response_1", "response_2"):
         if not isinstance(record.get(key), str) or not record[key].strip():
             raise UserError(f"{where}: {key!r} must be text", f"it has: {', '.join(map(str, record))}")
     preferred = record.get("preference")
-    if "ranking" not in record and preferred not in (1, 2):
+    is_preference = preferred in (1, 2) and not isinstance(preferred, bool)
+    if "ranking" not in record and not is_preference:
         raise UserError(f"{where}: needs a 'ranking', 1 to 6, or a 'preference', 1 or 2, not {preferred!r}")
     ranking = record.get("ranking", 2 if preferred == 1 else 5)
     if not isinstance(ranking, int) or isinstance(ranking, bool) or ranking not in _SCORES_OF_RANKING:
         raise UserError(f"{where}: 'ranking' is {ranking!r}, not a whole number from 1 to 6")
+    better = {True: "the first", False: "the second"}
+    if is_preference and (preferred == 1) != (ranking < 3.5):
+        raise UserError(
+            f"{where}: preference {preferred} is {better[preferred == 1]} response, ranking {ranking} "
+            f"{better[ranking < 3.5]}"
+        )
     scores = dict(zip(("score_1", "score_2"), _SCORES_OF_RANKING[ranking], strict=True))
     numbers = {**scores, **{key: record[key] for key in scores if key in record}, "ranking": ranking}
     truth = read_judgement(json.dumps(numbers))
     if truth is None or not truth.well_formed:
         raise UserError(f"{where}: scores go from 1 to 5, not {numbers['score_1']!r} and {numbers['score_2']!r}")
     if (truth.score_1 - truth.score_2) * (3.5 - truth.ranking) < 0:
-        better = {True: "the first", False: "the second"}
         raise UserError(
             f"{where}: scores {truth.score_1:g} and {truth.score_2:g} prefer {better[truth.score_1 > truth.score_2]} "
             f"response, ranking {ranking} {better[ranking < 3.5]}"
@@ -257,7 +263,7 @@ def read_comparisons(paths: Sequence[Path], template: str) -> list[tuple[Task, T
             truth = swapped(truth_of(task))
             other = {**record, "response_1": record["response_2"], "response_2": record["response_1"]}
             names = ("score_1", "score_2", "ranking")
-            other |= {name: _whole(getattr(truth, name)) for name in names}
+            other |= {name: _whole(getattr(truth, name)) for name in names} | {"preference": None}
             pairs.append((task, own_comparison(other, where, template)))
     return pairs
 

@@ -195,7 +195,7 @@ def test_own_comparisons_stand_in_both_orders(tmp_path: Path) -> None:
     responses = {"prompt": "Which?", "response_1": "this", "response_2": "<think>well</think>that"}
     records = [
         {**responses, "preference": 1},
-        {**responses, "ranking": 6},
+        {**responses, "ranking": 6, "preference": 2},
         {**responses, "ranking": 3, "score_1": 5, "score_2": 5},
     ]
     path = tmp_path / "mine.jsonl"
@@ -247,6 +247,11 @@ def test_own_comparisons_are_read_line_by_line_and_open_no_turn(tmp_path: Path) 
         ('{"prompt": "a", "response_1": "b", "preference": 1}', "'response_2' must be text"),
         ('{"prompt": "a", "response_1": "b", "response_2": "c"}', "a 'preference', 1 or 2, not None"),
         ('{"prompt": "a", "response_1": "b", "response_2": "c", "preference": 3}', "not 3"),
+        ('{"prompt": "a", "response_1": "b", "response_2": "c", "preference": true}', "not True"),
+        (
+            '{"prompt": "a", "response_1": "b", "response_2": "c", "preference": 1, "ranking": 5}',
+            "preference 1 is the first response, ranking 5 the second",
+        ),
         ('{"prompt": "a", "response_1": "b", "response_2": "c", "ranking": 7}', "'ranking' is 7"),
         ('{"prompt": "a", "response_1": "b", "response_2": "c", "ranking": []}', "'ranking' is []"),
         ('{"prompt": "a", "response_1": "b", "response_2": "c", "ranking": 1, "score_1": 9}', "not 9 and 1"),

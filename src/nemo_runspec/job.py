@@ -228,7 +228,7 @@ def build_job_config(
                 raise missing[0] if missing else error from None
             missing.append(error)
             known[error.name] = None  # as if it were still to come
-    _check_machines(resolved.model, spec, env)
+    _check_machines(resolved, spec, env)
     versions = {key: version for key, version in resolved.inputs.items() if version is not None}
     for version in versions.values():
         version.registry.check_present(version)
@@ -253,23 +253,33 @@ def check_registry(job: Job) -> None:
         registry.check_writable(job.resolved.outputs)
 
 
-def _check_machines(model: object, spec: Runspec, env: Env) -> None:
+def _check_machines(resolved: ResolvedConfig, spec: Runspec, env: Env) -> None:
     """Ask the config, an instance of the script's schema, whether it fits the machines that the job gets.
 
     Raises:
         UserError: it does not.
     """
-    check = getattr(model, "check_machines", None)
-    if check is None or env.slurm is None:
+    check = getattr(resolved.model, "check_machines", None)
+    if check is None:
+        return
+    if env.slurm is not None:
+        machines = f"{env.nodes} nodes of {env.processes_per_node} processes, profile {env.profile}"
+        shape = env.nodes, env.processes_per_node, env.slurm.launcher
+        hint = "another config, or other machines: run.env.nodes=N and the like, or those of the profile"
+    elif env.executor == "local":
+        from nemo_runspec.execution.local import local_processes
+
+        count = local_processes(spec, resolved.run.get("processes"))
+        if count == 1:  # whether a published layout fits one process is for its script to say
+            return
+        machines, shape = f"{count} processes of this machine", (1, count, "torchrun")
+        hint = "another config, or another number: run.processes=N, and of visible GPUs by CUDA_VISIBLE_DEVICES"
+    else:
         return
     try:
-        warnings = check(env.nodes, env.processes_per_node, env.slurm.launcher)
+        warnings = check(*shape)
     except ValueError as error:
-        machines = f"{env.nodes} nodes of {env.processes_per_node} processes"
-        raise UserError(
-            f"{spec.name} on {machines}, profile {env.profile}: {error}",
-            "another config, or other machines: run.env.nodes=N and the like, or those of the profile",
-        ) from None
+        raise UserError(f"{spec.name} on {machines}: {error}", hint) from None
     for warning in warnings:
         say(f"warning: {warning}")
 

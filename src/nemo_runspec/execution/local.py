@@ -48,6 +48,11 @@ _FT_LAUNCHER = ("-m", "nvidia_resiliency_ext.fault_tolerance.launcher")
 _PR_SET_PDEATHSIG = 1
 
 
+def local_processes(spec: Runspec, processes: int | None) -> int:
+    """How many processes of a script run here: under torchrun one a visible GPU, and without any `run.processes`."""
+    return (visible_gpus() or processes or 1) if spec.run.launch == "torchrun" else 1
+
+
 def local_command(spec: Runspec, config: Path, processes: int = 1) -> list[str]:
     """The words that `execute_local` would run: torchrun with a process a visible GPU; one process needs no torchrun.
 
@@ -58,8 +63,8 @@ def local_command(spec: Runspec, config: Path, processes: int = 1) -> list[str]:
         processes: how many torchrun starts where no GPU is visible: the config's `run.processes`.
     """
     words = script_words(spec.run.cmd, spec.script_path, config)
-    count = visible_gpus() or processes
-    if spec.run.launch == "torchrun" and count > 1:
+    count = local_processes(spec, processes)
+    if count > 1:
         # By its host name a machine may not find itself (a laptop without a network): minutes, then an error.
         here = ("--standalone", "--local-addr=127.0.0.1")
         return under_torchrun(words, *here, f"--nproc-per-node={count}")

@@ -99,6 +99,17 @@ def test_a_batch_that_does_not_divide_among_the_processes_is_refused_before_they
         _run()
 
 
+def test_a_batch_that_does_not_divide_among_the_processes_of_this_machine_is_refused_by_a_dry_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nemo_runspec.execution.local.visible_gpus", lambda: 0)
+    monkeypatch.setattr("sys.argv", ["nemotron", "nano3", "pretrain", "-c", "tiny", "run.processes=3", "--dry-run"])
+    problem = "on 3 processes of this machine: train.global_batch_size 8 does not divide among 3 processes"
+    with pytest.raises(UserError, match=problem):
+        _run()
+
+
 def test_what_a_layout_is_known_for_is_said_before_the_job_is_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,7 +96,7 @@ class TrainConfig(Group):
     train_iters: int = Field(ge=1, description="optimiser steps")
     global_batch_size: int = Field(ge=1, description="sequences a step over all ranks")
     micro_batch_size: int = Field(
-        1, ge=1, description="sequences a forward pass on one rank; changes memory, not results"
+        1, ge=1, description="sequences a forward pass on one rank; changes memory, and results by rounding alone"
     )
     eval_interval: int = Field(ge=1, description="steps between validations; the last step is always validated")
     eval_iters: int = Field(ge=1, description="global batches a validation, at most")
@@ -182,7 +182,7 @@ class TrainingConfig(Group):
         return self
 
     def check_machines(self, nodes: int, processes_per_node: int, _launcher: str) -> list[str]:
-        """Before the job is submitted: ValueError where the batch does not divide among its processes."""
+        """Before the job is submitted or begun: ValueError where the batch does not divide among its processes."""
         check_divides("train.global_batch_size", self.train.global_batch_size, nodes * processes_per_node)
         return []
 

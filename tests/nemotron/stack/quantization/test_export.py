@@ -17,6 +17,7 @@ from torch import Tensor
 from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.quantization import PrecisionConfig
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.attention import Attention
 from nemotron.stack.models.published.config_json import config_from_dict
 from nemotron.stack.models.published.hub import hub_layout
 from nemotron.stack.quantization.calibration import calibrate
@@ -182,6 +183,16 @@ def test_a_table_that_quantises_nothing_is_the_model(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]["quant_algo"] is None
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path)(ids_BL, mtp_depths=0).logits, model(ids_BL, mtp_depths=0).logits)
+
+
+def test_keys_and_values_alone_may_be_quantised(tmp_path: Path) -> None:
+    model = bf16_model()
+    before = quantized(model, UNQUANTIZED | {"kv_cache": "FP8"})
+    save_quantized(tmp_path, model, before)
+    read = load_model(tmp_path)
+    assert read_quantization(tmp_path, model).kv_scales == before.kv_scales
+    attention = read.blocks()[3].mixer
+    assert isinstance(attention, Attention) and attention.k_proj.round_output and attention.v_proj.round_output
 
 
 def test_one_format_needs_no_list_of_layers() -> None:

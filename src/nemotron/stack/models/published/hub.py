@@ -327,14 +327,16 @@ def load_weights(
     Args:
         dtype: of all parameters (but see `dtype_in`); None keeps the dtypes of the files.
         device: where the parameters are to lie.
-        dequantized: parameters whose codes somebody else has read, by their names in the model.
+        dequantized: parameters whose codes somebody else has read, by their names in the model; empty where a quantised
+            model has keys and values in FP8 alone, None of one that is not quantised.
 
     Raises:
         UserError: see `checked_weights` and `Stored.read_into`; a GPU has no room for them.
     """
-    dequantized, wanted = dequantized or {}, model.state_dict()
-    packed = hub_layout(dequantized)
+    wanted = model.state_dict()
+    packed = None if dequantized is None else hub_layout(dequantized)
     stored = checked_weights(folder, wanted, packed)
+    dequantized, packed = dequantized or {}, packed or {}
     target_dtypes: dict[str, torch.dtype] = {}
     for name, meta in wanted.items():
         if name in dequantized:
@@ -376,10 +378,13 @@ def _check_room(folder: Path, needed: int, device: torch.device | str, dtype: to
         )
 
 
-def checked_weights(folder: Path, state: Mapping[str, Tensor], packed: Collection[str] = ()) -> dict[str, Stored]:
+def checked_weights(
+    folder: Path, state: Mapping[str, Tensor], packed: Collection[str] | None = None
+) -> dict[str, Stored]:
     """The tensors of a model directory, checked against a model's state dict (which may be on the meta device).
 
-    Quantised weights, those in `packed`, and all scales (`….weight_scale`) are left out: others check them.
+    Of a quantised model, where `packed` is not None, its quantised weights, those in `packed`, and all scales
+    (`….weight_scale`, `….k_scale`) are left out: others check them.
 
     Weights of multi-token prediction (`mtp.*`) are left out where the config has num_nextn_predict_layers 0, as
     transformers leaves them out always.
@@ -389,13 +394,14 @@ def checked_weights(folder: Path, state: Mapping[str, Tensor], packed: Collectio
             a floating-point dtype.
     """
     stored = open_weights(folder)
-    if packed:
+    if packed is not None:
         stored = {
             name: tensor
             for name, tensor in stored.items()
             if name not in packed and name.rpartition(".")[2] not in SCALES
         }
-    expected = {name: tuple(tensor.shape) for name, tensor in hub_layout(state).items() if name not in packed}
+    layout = hub_layout(state).items()
+    expected = {name: tuple(tensor.shape) for name, tensor in layout if name not in (packed or ())}
     if not any(name.startswith("mtp.") for name in expected):
         stored = {name: tensor for name, tensor in stored.items() if not name.startswith("mtp.")}
     if missing := [name for name in expected if name not in stored]:

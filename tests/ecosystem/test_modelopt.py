@@ -100,7 +100,7 @@ def layers(path: Path) -> dict[str, str]:
 def test_the_published_table_makes_the_same_directory_as_the_embedded_script(folder: Path) -> None:
     script = "super3/stage3_quantize/quantize_modelopt.py"
     theirs, record = quantised(folder, PYTHON, script, "default", *ON_A_CPU)
-    ours, _ = quantised(
+    ours, own_record = quantised(
         folder, sys.executable, "super3/stage3_quantize/quantize.py", "smoke", "run.model=start:1", "run.data=pack:1",
         "weight_scales=max", "evaluation.tasks_per_family=0",
     )  # fmt: skip
@@ -118,8 +118,12 @@ def test_the_published_table_makes_the_same_directory_as_the_embedded_script(fol
             torch.testing.assert_close(tensor.float(), our_tensors[name].float(), rtol=0.02, atol=0)
     assert sum(tensor.dtype == torch.uint8 for tensor in their_tensors.values()) == 2 * 4 * 2  # of 2 blocks, 4 experts
     assert layers(theirs) == layers(ours) and set(layers(ours).values()) == {"FP8", "NVFP4"}
+    for path in (theirs, ours):  # multi-token prediction, which is in bf16
+        assert "mtp*" in json.loads((path / "hf_quant_config.json").read_text())["quantization"]["exclude_modules"]
+        assert "mtp*" in json.loads((path / "config.json").read_text())["quantization_config"]["ignore"]
     assert load_model(theirs).num_parameters() == load_model(ours).num_parameters()
     assert record["type"] == "QuantizedModel" and record["fields"]["quant_algo"] == "MIXED_PRECISION"
+    assert record["fields"]["num_parameters"] == own_record["fields"]["num_parameters"]
     assert record["fields"]["num_steps"] == 7 and record["inputs"]["model"].startswith("start:1@")
 
 

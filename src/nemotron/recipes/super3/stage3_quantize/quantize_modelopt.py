@@ -61,6 +61,7 @@ from nemotron.kit import Checkpoint, QuantizedModel, SFTPack, open_run, print_co
 from nemotron.kit.commands import command_hint
 from nemotron.kit.modelopt import algorithm, note_ssm_state, quant_cfg, without_sentinels
 from nemotron.stack.models.published.config_json import load_config
+from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
 from nemotron.stack.training.loaders import PackedLoader
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ def main() -> None:
         pack = SFTPack.load(path=cfg.dataset.path)
         if pack.train_path is None:
             raise UserError(f"{pack.ref} has no training rows")
-        pattern = load_config(full.path).hybrid_override_pattern
+        architecture = load_config(full.path)
         rows_BL = PackedLoader(pack.train_path, pack.seq_len, seed=0).next_batch(cfg.dataset.calib_size).input_ids_BL
         rows_BL = rows_BL[:, : cfg.dataset.seq_length]
 
         # ---- the library's model; the table's rows become names of its quantizers, the last one that fits decides
         placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
         model = AutoModelForCausalLM.from_pretrained(full.path, dtype=torch.bfloat16, **placement).eval()
-        rules = quant_cfg(cfg.precision, pattern, cfg.algorithm.method)
+        rules = quant_cfg(cfg.precision, architecture.hybrid_override_pattern, cfg.algorithm.method)
         config = {"quant_cfg": rules, "algorithm": algorithm(cfg.algorithm)}
 
         # ---- calibrate: the library counts what passes its quantizers, in one forward pass a row
@@ -97,7 +98,9 @@ def main() -> None:
 
         # ---- export: codes and scales in the layout of engines
         with run.phase("export"):
-            export_hf_checkpoint(model, export_dir=run.output_dir, extra_state_dict=mtp_tensors(full.path))
+            if mtp := mtp_tensors(full.path):  # in bf16: an engine would look for its scales, were it not excluded
+                model._mtp_layer_prefixes = ["mtp"]  # where the export looks, of modules that the model does not have
+            export_hf_checkpoint(model, export_dir=run.output_dir, extra_state_dict=mtp)
             without_sentinels(run.output_dir)
             note_ssm_state(run.output_dir, cfg.precision.ssm_state)
             AutoTokenizer.from_pretrained(full.tokenizer_path or full.path).save_pretrained(run.output_dir)
@@ -105,8 +108,10 @@ def main() -> None:
             if isinstance(template, Path):  # it lies in the model's folder; the new one has its own copy
                 template = shutil.copytree(template, run.output_dir / template.name, dirs_exist_ok=True)
             written = json.loads((run.output_dir / "hf_quant_config.json").read_text(encoding="utf-8"))
+        # The library's model has packed weights now, two values a number, and never had multi-token prediction.
+        total = count_parameters(architecture).total + count_mtp_parameters(architecture).total
         quantized = QuantizedModel(
-            path=run.output_dir, tokenizer_path=run.output_dir, num_parameters=model.num_parameters(),
+            path=run.output_dir, tokenizer_path=run.output_dir, num_parameters=total,
             num_steps=full.num_steps, tokens=full.tokens, dataset_path=pack.path, chat_template=template,
             reasoning=full.reasoning, quant_algo=written["quantization"]["quant_algo"], full_path=full.path,
         ).save()  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,12 @@ from pydantic import ValidationError
 
 import nemotron.recipes
 from nemo_runspec.config.loader import load_config
+from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.quantization import PrecisionConfig
 from nemotron.recipes.super3.stage3_quantize.qad_schema import QADConfig
+from nemotron.recipes.super3.stage3_quantize.quantize import search_plan
+from nemotron.recipes.super3.stage3_quantize.schema import QuantizeConfig
+from nemotron.stack.models.published.presets import PRESETS
 
 RECIPES = Path(nemotron.recipes.__file__).parent
 SUPER3, NANO3 = RECIPES / "super3/stage3_quantize/config", RECIPES / "nano3/stage4_quantize/config"
@@ -50,6 +55,17 @@ def test_autoquantize_searches_what_the_documentation_leaves_open() -> None:
     assert data["auto_quantize"]["effective_bits"] == 4.75
     assert data["auto_quantize"]["layers"] == [*EXPERTS, *MAMBA]
     assert data["auto_quantize"]["quant_algos"] == ["NVFP4", "FP8"]  # and BF16
+
+
+def test_a_search_in_layers_that_the_model_lacks_is_refused() -> None:
+    data = load_config(SUPER3, "tiny-autoquantize", ()).data
+    data["auto_quantize"]["layers"] = ["mlp"]
+    del data["run"]["family"]  # known to every config without being declared
+    data["dataset"]["path"] = data["checkpoint"]["pretrained_checkpoint"] = "x"
+    model: Any = SimpleNamespace(config=PRESETS["super3-120b"])
+    nothing: Any = None
+    with pytest.raises(UserError, match=r"auto_quantize.layers = \['mlp'\]: the model has no such layer"):
+        search_plan(QuantizeConfig.model_validate(data), model, nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize("size", ["tiny", "smoke"])

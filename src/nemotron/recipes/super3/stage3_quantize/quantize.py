@@ -128,7 +128,13 @@ def search_plan(
     """
     settings = cfg.auto_quantize
     assert settings is not None
-    searched = [name for name, kind in layer_kinds(full.config).items() if kind in settings.layers]
+    kinds = layer_kinds(full.config)
+    searched = [name for name, kind in kinds.items() if kind in settings.layers]
+    if not searched:
+        raise UserError(
+            f"auto_quantize.layers = {settings.layers}: the model has no such layer",
+            f"of these it has some: {', '.join(dict.fromkeys(kinds.values()))}",
+        )
     groups = group_matrices(searched)
 
     def loss(rows: Batch) -> Tensor:
@@ -149,7 +155,7 @@ def search_plan(
         print(f"{group.name}: {found.get(group.matrices[0], 'BF16')}  (scores: {listed})", file=sys.stderr)
     table = plan_layers(full.config, cfg.precision)
     chosen = {name: each for name, each in table.items() if name not in searched} | found
-    return {name: chosen[name] for name in layer_kinds(full.config) if name in chosen}  # in the order of the model
+    return {name: chosen[name] for name in kinds if name in chosen}  # in the order of the model
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ from nemotron.stack.compression.distillation import Recovery, forward_kl_sum
 from nemotron.stack.environments import verifiable_families
 from nemotron.stack.models import NemotronH
 from nemotron.stack.models.published.config_json import kept_values
-from nemotron.stack.quantization.export import load_model, read_quantization, save_quantized
+from nemotron.stack.quantization.export import load_model, read_quantization, save_quantized, stored_bytes
 from nemotron.stack.quantization.layers import Quantization, matrix, quantized_weights, repacked, round_activations
 from nemotron.stack.training.loaders import PackedLoader
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
@@ -82,9 +82,9 @@ def main() -> None:
         packed = {name: repacked(matrix(student, name).detach(), old) for name, old in quantization.packed.items()}
         kept = kept_values(data.full.path)
         save_quantized(session.run.output_dir, student, replace(quantization, packed=packed), kept)
-        quantized, steps = data.quantized, session.last_step
+        quantized, steps, sizes = data.quantized, session.last_step, stored_bytes(student, quantization.plan)
         published = publish_written(
-            session.run, student, quantized.path, QuantizedModel, {"bytes": quantized.metrics["bytes"], "steps": steps},
+            session.run, student, quantized.path, QuantizedModel, {"bytes": sizes, "steps": steps},
             num_steps=steps, tokens=steps * cfg.train.global_batch_size * data.pack.seq_len,
             dataset_path=data.pack.path, chat_template=quantized.chat_template, reasoning=quantized.reasoning,
             quant_algo=quantized.quant_algo, full_path=quantized.full_path,

@@ -1,4 +1,4 @@
-"""Training in few bits, emulated in plain PyTorch: every value that a GPU would multiply in FP8 is rounded to FP8 here.
+"""Few bits, emulated in plain PyTorch: training in FP8 and NVFP4, and the formats, scales and files of finished models.
 
 What is emulated and what is not: docs/architecture/quantization.md.
 """

@@ -82,7 +82,7 @@ def main() -> None:
 
         # ---- the library's model; the table's rows become names of its quantizers, the last one that fits decides
         placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
-        model = AutoModelForCausalLM.from_pretrained(full.path, dtype=torch.bfloat16, **placement).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(full.path, dtype=torch.bfloat16, **placement).eval()
         rules = quant_cfg(cfg.precision, architecture.hybrid_override_pattern, cfg.algorithm.method)
         config = {"quant_cfg": rules, "algorithm": algorithm(cfg.algorithm)}
 

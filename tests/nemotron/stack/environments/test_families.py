@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -41,13 +42,13 @@ SRC = Path(__file__).parents[4] / "src"
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_task_is_in_two_splits_whatever_the_seed(family: str) -> None:
     drawn = {
-        split: generate_tasks(family, split, 400, seed=seed) for seed, split in enumerate(("train", "valid", "eval"))
+        split: generate_tasks(family, split, 100, seed=seed) for seed, split in enumerate(("train", "valid", "eval"))
     }
     for split, tasks in drawn.items():
         for task in tasks:
             bucket = xxhash.xxh64(task.canonical.encode(), seed=0).intdigest() % 100
             assert split == ("eval" if bucket < 10 else "valid" if bucket < 15 else "train") == split_of(task.canonical)
-    assert len({task.canonical for task in drawn["eval"]}) == 400  # held-out tasks are distinct
+    assert len({task.canonical for task in drawn["eval"]}) == 100  # held-out tasks are distinct
 
 
 def test_the_splits_have_the_shares_that_are_documented() -> None:
@@ -68,17 +69,14 @@ def test_every_process_draws_the_same_tasks() -> None:
         "import json; from nemotron.stack.environments import *;"
         "print(json.dumps([t.to_dict() for f in FAMILIES for t in generate_tasks(f, 'eval', 20, 7)]))"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONPATH": str(SRC), "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    (output,) = outputs
+    other_hashes = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    output = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(SRC), "PYTHONHASHSEED": other_hashes},
+        capture_output=True,
+        check=True,
+        text=True,
+    ).stdout
     here = [task.to_dict() for family in FAMILIES for task in generate_tasks(family, "eval", 20, 7)]
     assert json.loads(output) == here
 

@@ -115,7 +115,7 @@ def test_the_size_of_the_task_space(kind: str, size: int) -> None:
     difficulty = {"kinds": [kind], "words_per_category": 2}
     assert task_space_size("instruction_following", difficulty) == size
     if size < 2000:
-        drawn = generate_tasks("instruction_following", "train", 30 * size, difficulty=difficulty)
+        drawn = generate_tasks("instruction_following", "train", 8 * size, difficulty=difficulty)
         assert 0.8 * size < len({each.canonical for each in drawn}) < 0.9 * size  # 85 % belong to this split
 
 
@@ -167,7 +167,7 @@ def test_the_size_of_the_task_space_with_constraints() -> None:
     difficulty = {"constraint_share": 1.0, "words_per_category": 2, "max_count": 3}
     size = (comb(16, 2) + perm(16, 2) + 16 * 2) * 2 * 2  # two relations, two forms
     assert task_space_size("instruction_following", difficulty) == size
-    drawn = generate_tasks("instruction_following", "train", 30 * size, difficulty=difficulty)
+    drawn = generate_tasks("instruction_following", "train", 8 * size, difficulty=difficulty)
     assert 0.8 * size < len({each.canonical for each in drawn}) < 0.9 * size
     both = task_space_size("instruction_following", difficulty | {"constraint_share": 0.5, "kinds": ["upper"]})
     assert both == size + comb(16, 2)

@@ -68,33 +68,32 @@ def test_a_choice_whose_pattern_takes_too_long_is_none() -> None:
     assert verify(task, "\\boxed{B}", False).status == "score"
 
 
+# A schema, a document that takes too long under it, and one that is right.
+HELD_UP: dict[str, tuple[dict[str, Any], Any, Any]] = {
+    "pattern": ({"type": "string", "pattern": f"^{DOUBLING}"}, LETTERS, "aa"),
+    "patternProperties": ({"type": "object", "patternProperties": {f"^{DOUBLING}": {}}}, {LETTERS: 1}, {"aa": 1}),
+    "uniqueItems": ({"type": "array", "uniqueItems": True}, [{"n": n} for n in range(9000)], [{"n": 1}, {"n": 2}]),
+    # At every level what is below is checked again, to see what it evaluates: times 2.7.
+    "unevaluatedProperties": ({"anyOf": [{"const": "aa"}, UNEVALUATED]}, {"a": 1}, "aa"),
+    # Both alternatives are tried at every level: 2^30 checks of the innermost value.
+    "$ref": (
+        {"anyOf": [{"properties": {key: {"$ref": "#"}, "b": {}}, "type": "object"} for key in "aa"] + [{"const": 1}]},
+        json.loads('{"a":' * 30 + "2" + "}" * 30),
+        {"a": {"a": 1, "b": 1}, "b": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("keyword", HELD_UP)
+def test_a_schema_under_which_a_check_can_take_too_long_is_told_by_its_keyword(keyword: str) -> None:
+    assert may_take_long(as_text(HELD_UP[keyword][0]))
+
+
 @pytest.mark.parametrize(
-    ("schema", "late", "right"),
-    [
-        ({"type": "string", "pattern": f"^{DOUBLING}"}, LETTERS, "aa"),
-        pytest.param(
-            *({"type": "object", "patternProperties": {f"^{DOUBLING}": {}}}, {LETTERS: 1}, {"aa": 1}),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *({"type": "array", "uniqueItems": True}, [{"n": n} for n in range(9000)], [{"n": 1}, {"n": 2}]),
-            marks=pytest.mark.slow,
-        ),
-        # At every level what is below is checked again, to see what it evaluates: times 2.7.
-        ({"anyOf": [{"const": "aa"}, UNEVALUATED]}, {"a": 1}, "aa"),
-        # Both alternatives are tried at every level: 2^30 checks of the innermost value.
-        (
-            {
-                "anyOf": [{"properties": {key: {"$ref": "#"}, "b": {}}, "type": "object"} for key in "aa"]
-                + [{"const": 1}]
-            },
-            json.loads('{"a":' * 30 + "2" + "}" * 30),
-            {"a": {"a": 1, "b": 1}, "b": 1},
-        ),
-    ],
-    ids=["pattern", "patternProperties", "uniqueItems", "unevaluatedProperties", "$ref"],
+    "keyword", [pytest.param(name, marks=[pytest.mark.slow] if name != "pattern" else []) for name in HELD_UP]
 )
-def test_a_document_that_takes_too_long_is_wrong(schema: dict[str, Any], late: Any, right: Any) -> None:
+def test_a_document_that_takes_too_long_is_wrong(keyword: str) -> None:
+    schema, late, right = HELD_UP[keyword]
     task = structured(schema)
     verdict = verify(task, json.dumps(late), False)
     assert verdict.status == "wrong" and "more than 0.5 s of processor time" in verdict.reason

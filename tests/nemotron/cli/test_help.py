@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
+from quick_commands import COMMAND_OF
 from typer.testing import CliRunner
 
 from nemo_runspec.errors import UserError
@@ -16,22 +16,17 @@ from nemotron.cli.main import app
 from nemotron.kit.steps import read_recipe, recipe_folders
 
 
-def command_lines(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words of every command and group below `command`."""
-    yield words
+def command_lines(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The words of `command` and of every command and group below it, each with the command itself."""
+    yield words, command
     for name, below in getattr(command, "commands", {}).items():
         yield from command_lines(below, (*words, name))
 
 
-def command_of(words: tuple[str, ...]) -> object:
-    """The command or group of these words."""
-    command: object = typer.main.get_command(app)
-    for word in words:
-        command = vars(command)["commands"][word]
-    return command
+COMMANDS = dict(command_lines(COMMAND_OF(app)))
 
 
-@pytest.mark.parametrize("words", list(command_lines(typer.main.get_command(app))), ids=" ".join)
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_has_a_help_page(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*words, "--help"])
     assert result.exit_code == 0, result.output
@@ -97,9 +92,7 @@ def test_descriptions_of_commands_are_whole_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    "group",
-    [words for words in command_lines(typer.main.get_command(app)) if hasattr(command_of(words), "commands")],
-    ids=" ".join,
+    "group", [words for words, command in COMMANDS.items() if hasattr(command, "commands")], ids=" ".join
 )
 def test_no_description_of_a_command_is_cut(group: tuple[str, ...]) -> None:
     assert "..." not in CliRunner().invoke(app, [*group, "--help"]).output.split("Commands:\n")[1]

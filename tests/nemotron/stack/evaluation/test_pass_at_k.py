@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from itertools import combinations
+from math import comb
 from statistics import fmean
 
 import numpy as np
@@ -72,10 +74,11 @@ def test_many_samples_are_counted_and_not_listed() -> None:
     votes = [str(i) for i in range(64)]  # any is elected with the same chance
     assert majority_at_k(votes, [1.0] + [0.0] * 63, 32) == pytest.approx(1 / 64)
     assert majority_at_k(["a"] * 40 + ["b"] * 24, [1.0] * 40 + [0.0] * 24, 64) == 1
-    # The choices of 1,024 of 2,048 are more than a float holds.
-    scores = [1.0] * 1024 + [0.0] * 1024
-    assert pass_at_k(scores, 1024) == pytest.approx(1) and pass_at_k(scores, 2) == pytest.approx(1 - 1023 / 4094)
-    assert majority_at_k(["a"] * 1024 + ["b"] * 1024, scores, 1024) == pytest.approx(0.5)
+    # The choices of 600 of 1,200 are more than a float holds.
+    assert comb(1200, 600) > sys.float_info.max
+    scores = [1.0] * 600 + [0.0] * 600
+    assert pass_at_k(scores, 600) == pytest.approx(1) and pass_at_k(scores, 2) == pytest.approx(1 - 599 / 2398)
+    assert majority_at_k(["a"] * 600 + ["b"] * 600, scores, 600) == pytest.approx(0.5)
 
 
 def test_k_are_powers_of_two_and_the_number_of_samples() -> None:

@@ -51,7 +51,7 @@ def tokens_of(tokenizer: Tokenizer, sample: Sample) -> int:
 
 
 @given(task=st.sampled_from(TASKS), length=st.integers(330, 1200), seed=st.integers(0, 9))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_prompt_is_too_long_and_answers_stand_where_they_are_said_to(
     tokenizer: Tokenizer, material: Material, task: RulerTask, length: int, seed: int
 ) -> None:

@@ -42,12 +42,14 @@ def nemotron(tmp_path: Path) -> Nemotron:
 
 
 @pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """`refused("plan nano4 pretrain")`: what a command says that ends with 2. It runs in this process, and so does the
-    tool that would take its place: what that imports takes a second in a new one."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Nemotron:
+    """As `nemotron`, but in this process, and so does the tool run that would take its place: what that imports takes a
+    second in a new one."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith(("RUNSPEC_", "NEMOTRON_"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
 
     def take_the_place(_: str, words: list[str], __: dict[str, str]) -> None:
         monkeypatch.setattr("sys.argv", words[1:])
@@ -56,12 +58,27 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     monkeypatch.setattr(os, "execve", take_the_place)
 
+    def run(line: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            patch.setattr("sys.argv", ["nemotron", *line.split(), *words])
+            with pytest.raises(SystemExit) as left:
+                main()
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess([line, *words], int(left.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def refused(here: Nemotron) -> Refused:
+    """`refused("plan nano4 pretrain")`: what a command says that ends with 2."""
+
     def run(line: str) -> str:
-        monkeypatch.setattr("sys.argv", ["nemotron", *line.split()])
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert left.value.code == 2
-        return capsys.readouterr().err
+        done = here(line)
+        assert done.returncode == 2, done
+        return done.stderr
 
     return run
 

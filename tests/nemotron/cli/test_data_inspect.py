@@ -24,8 +24,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "notes"
 
 
-def test_the_page_of_a_folder(nemotron: Nemotron, folder: Path) -> None:
-    done = nemotron(f"data inspect {folder} --samples=2")
+def test_the_page_of_a_folder(here: Nemotron, folder: Path) -> None:
+    done = here(f"data inspect {folder} --samples=2")
     assert done.returncode == 0, done.stderr
     assert "notes: documents" in done.stdout
     assert "length of 40 records in characters of text: 7 to 203, median" in done.stdout
@@ -35,7 +35,7 @@ def test_the_page_of_a_folder(nemotron: Nemotron, folder: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_json_of_an_artifact(nemotron: Nemotron, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_of_an_artifact(here: Nemotron, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "registry"
     monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(root))
     table = {
@@ -46,13 +46,13 @@ def test_json_of_an_artifact(nemotron: Nemotron, folder: Path, tmp_path: Path, m
         "samples": {},
     }
     Dataset(path=folder, num_examples=40, metrics={"table": table}).save("my-notes")
-    by_name = nemotron("data inspect my-notes --json", RUNSPEC_ARTIFACTS_ROOT=str(root))
+    by_name = here("data inspect my-notes --json", RUNSPEC_ARTIFACTS_ROOT=str(root))
     assert by_name.returncode == 0, by_name.stderr
     report = json.loads(by_name.stdout)
     assert report["counts"]["artifact"] == "my-notes:1"
     assert report["counts"]["records"] == 40
     assert report["tables"]["outcome"][2] == {"outcome": "dropped: too short", "documents": 10, "bytes": 1}
-    by_path = nemotron(f"data inspect {root}/my-notes/1/payload --json")
+    by_path = here(f"data inspect {root}/my-notes/1/payload --json")
     assert json.loads(by_path.stdout) == report
 
 

@@ -48,8 +48,8 @@ def chats(tmp_path: Path) -> Path:
     return path
 
 
-def test_trained_text_is_marked(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
-    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 2")
+def test_trained_text_is_marked(here: Nemotron, tokenizer: Path, chats: Path) -> None:
+    done = here(f"data preview {chats} --tokenizer {tokenizer} -n 2")
     assert done.returncode == 0, done.stderr
     titles = re.findall(r"^=== (.*) ===$", done.stdout, re.MULTILINE)
     assert [title.removeprefix(str(chats)).partition(": ")[0] for title in titles] == [
@@ -63,16 +63,16 @@ def test_trained_text_is_marked(nemotron: Nemotron, tokenizer: Path, chats: Path
     assert "\x1b" not in done.stdout
 
 
-def test_a_record_that_cannot_be_trained_on_says_why(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
-    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 9")
+def test_a_record_that_cannot_be_trained_on_says_why(here: Nemotron, tokenizer: Path, chats: Path) -> None:
+    done = here(f"data preview {chats} --tokenizer {tokenizer} -n 9")
     assert "chats.jsonl:2: no assistant turn" in done.stderr and "chats.jsonl:3: " in done.stderr
     with chats.open("a") as file:
         said = {**SAID, "content": "<|im_end|>"}
         file.writelines(json.dumps({"messages": [MESSAGES[0], turn]}) + "\n" for turn in (said, *[SAID] * 9))
-    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 3")  # and before it is asked for more
+    done = here(f"data preview {chats} --tokenizer {tokenizer} -n 3")  # and before it is asked for more
     assert "chats.jsonl:3: " in done.stderr and "chats.jsonl:5, " not in done.stdout
     assert "chats.jsonl:4: <|im_end|>, a control token of nano3, in a message" in done.stderr
-    renamed = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --columns=messages=talk")
+    renamed = here(f"data preview {chats} --tokenizer {tokenizer} -n 1 --columns=messages=talk")
     assert renamed.stdout.startswith(f"=== {chats}:3: ")
     own = chats.with_name("own.jinja")  # refuses what a family's takes; the next record is shown
     own.write_text(
@@ -82,7 +82,7 @@ def test_a_record_that_cannot_be_trained_on_says_why(nemotron: Nemotron, tokeniz
     )
     records = ({"messages": [*MESSAGES[:1] * number, SAID]} for number in (2, 1))
     chats.write_text("".join(json.dumps(record) + "\n" for record in records))
-    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} --template {own}")
+    done = here(f"data preview {chats} --tokenizer {tokenizer} --template {own}")
     assert done.returncode == 0 and done.stdout.startswith(f"=== {chats}:2: ")
     assert re.search(r"chats.jsonl:1: .*roles must alternate", done.stderr)
 
@@ -101,13 +101,13 @@ def write_rows(conversations: list[Conversation], tokenizer: Path, a_row: int, p
 
 
 def test_packed_rows_and_their_artifact(
-    nemotron: Nemotron, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Nemotron, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payload = tmp_path / "payload"
     payload.mkdir()
     conversations = [Conversation("x", [{"role": "user", "content": str(i)}, SAID], "train") for i in range(6)]
     length = write_rows(conversations, tokenizer, 2, payload / "train.parquet")
-    by_file = nemotron(f"data preview {payload / 'train.parquet'} --tokenizer {tokenizer} --skip 1 -n 1")
+    by_file = here(f"data preview {payload / 'train.parquet'} --tokenizer {tokenizer} --skip 1 -n 1")
     assert by_file.stdout.startswith("=== train.parquet row 1: 2 sequences: "), by_file.stderr
     assert by_file.stdout.count("{+two and two") == 2
     border = re.search(r"\n--- sequence at (\d+) ---\n<\|im_start\|>system", by_file.stdout)
@@ -121,17 +121,17 @@ def test_packed_rows_and_their_artifact(
         seq_len=999,
         chat_template="nano3",
     ).save("my-pack")
-    by_name = nemotron("data preview my-pack -n 9", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
+    by_name = here("data preview my-pack -n 9", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
     assert by_name.returncode == 0, by_name.stderr
     assert by_name.stdout.count("{+two and two") == 6
     # Another tokenizer would show another text.
     other = tmp_path / "other.json"
     other.write_text((tokenizer / "tokenizer.json").read_text().replace('"<pad>"', '"<nil>"'))
-    refused = nemotron(f"data preview my-pack --tokenizer {other}", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
+    refused = here(f"data preview my-pack --tokenizer {other}", RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
     assert refused.returncode == 2 and "my-pack:1 was packed with another tokenizer than" in refused.stderr
     # The tokenizer of an artifact, for what has none; of a row not more than was asked for.
     line = f"data preview {payload / 'train.parquet'} --tokenizer my-pack --sequences 1"
-    some = nemotron(line, RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
+    some = here(line, RUNSPEC_ARTIFACTS_ROOT=str(tmp_path / "registry"))
     assert some.returncode == 0, some.stderr
     assert some.stdout.count("{+two and two") == 3 == some.stdout.count(": 2 sequences: ")
     assert some.stdout.count("\n… 1 more sequences in this row; --sequences=2 shows all\n") == 3
@@ -155,8 +155,8 @@ def test_the_weight_of_a_sequence_is_shown_where_one_is_not_1(
     assert title([[0, 0, 1, 0], [0, 0, 1, 1, 0]]) == f"{plain} ==="
 
 
-def test_ids(nemotron: Nemotron, tokenizer: Path, chats: Path) -> None:
-    done = nemotron(f"data preview {chats} --tokenizer {tokenizer} -n 1 --ids")
+def test_ids(here: Nemotron, tokenizer: Path, chats: Path) -> None:
+    done = here(f"data preview {chats} --tokenizer {tokenizer} -n 1 --ids")
     ids = [int(number) for number in re.findall(r"\[(\d+)\]", done.stdout)]
     text = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).decode(ids, skip_special_tokens=False)
     assert "<|im_start|>user\n2+2?<|im_end|>" in text and "é" in text

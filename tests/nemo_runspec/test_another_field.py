@@ -124,6 +124,7 @@ def runspec(tmp_path: Path, write: Write) -> Callable[..., subprocess.CompletedP
     return run
 
 
+@pytest.mark.slow
 def test_show_validate_run_and_read_what_another_script_published(
     runspec: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

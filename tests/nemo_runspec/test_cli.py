@@ -10,22 +10,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from forked import run_forked
+from forked import OF_RUNSPEC, run_forked
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.cli import run_app
 from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.errors import run_main
-
-OF_RUNSPEC = (
-    "nemo_runspec.cli",
-    "nemo_runspec.config",
-    "nemo_runspec.artifacts",
-    "nemo_runspec.publish",
-    "pydantic",
-    "omegaconf",
-    "yaml",
-)
 
 
 def runspec(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -19,10 +19,20 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-# What the command line loads, what scripts of data preparation load, and those that have to do with models.
+# What `nemo-runspec` loads, and scripts of a stranger; the command line; scripts of data preparation; those that have
+# to do with models.
+OF_RUNSPEC = (
+    "nemo_runspec.cli",
+    "nemo_runspec.config",
+    "nemo_runspec.artifacts",
+    "nemo_runspec.publish",
+    "pydantic",
+    "omegaconf",
+    "yaml",
+)
 OF_COMMANDS = (
     "nemotron.cli.main",
     "nemotron.kit.artifact",
@@ -34,6 +44,7 @@ OF_DATA = (
     "nemotron.recipes.nano3.stage0_pretrain.data_prep",
     "nemotron.recipes.nano3.stage1_sft.data_prep",
     "nemotron.recipes.nano3.stage2_rl.data_prep",
+    "known_imports",
 )
 OF_MODELS = ("torch", *OF_DATA, "nemotron.recipes.nano3.stage3_eval.evaluate", "nemotron.recipes.tools.chat")
 
@@ -60,6 +71,20 @@ def run_forked(
         server.stdin.flush()
         code = int(server.stdout.readline())
         return subprocess.CompletedProcess(words, code, *(path.read_text() for path in streams[1:]))
+
+
+def forked_steps(
+    modules: tuple[str, ...],
+) -> Callable[[Sequence[str], Mapping[str, str], Path | None, object], int]:
+    """What to put in the place of `nemo_runspec.execution.local._wait`: the processes of steps are such runs."""
+
+    def wait(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, forward: object) -> int:
+        done = run_forked(modules, list(command[1:]), workdir or Path.cwd(), environment)
+        print(done.stdout, end="", flush=True)
+        print(done.stderr, end="", file=sys.stderr, flush=True)
+        return done.returncode
+
+    return wait
 
 
 @functools.cache

@@ -167,9 +167,8 @@ def make(folder: Path, family: str) -> Path:
     return folder / "zebra"
 
 
-@pytest.mark.parametrize(
-    "family", ["nano3", *(pytest.param(name, marks=pytest.mark.slow) for name in families() if name != "nano3")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families())
 def test_the_checks_of_a_fork_pass(family: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     project = make(tmp_path, family)
     assert capfd.readouterr().out.splitlines()[-1] == "zebra pipe -c smoke"

@@ -137,15 +137,15 @@ def test_an_exported_model_is_asked_as_its_directory_says(start: Tool, tmp_path:
     assert start("-m", str(tmp_path / "plain"), "--thinking")[1]["max_reasoning"] is None
 
 
-def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemotron, tmp_path: Path) -> None:
+def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(here: Nemotron, tmp_path: Path) -> None:
     model(tmp_path / "x")
-    refused = nemotron("nano3 chat -m x --reasoning-budget 16 --max-new-tokens 16 hello")
+    refused = here("nano3 chat -m x --reasoning-budget 16 --max-new-tokens 16 hello")
     assert refused.returncode == 2 and "leaves no answer in --max-new-tokens 16" in refused.stderr
-    refused = nemotron("nano3 chat -m x --reasoning-budget 16 --no-thinking hello")
+    refused = here("nano3 chat -m x --reasoning-budget 16 --no-thinking hello")
     assert refused.returncode == 2 and "--no-thinking and --reasoning-budget 16 contradict each" in refused.stderr
-    refused = nemotron("nano3 chat -m x --reasoning-budget 0 --thinking hello")
+    refused = here("nano3 chat -m x --reasoning-budget 0 --thinking hello")
     assert refused.returncode == 2 and "--thinking and --reasoning-budget 0 contradict each other" in refused.stderr
-    refused = nemotron("nano3 chat -m ./x --stage pretrain --reasoning-budget 16 hello")
+    refused = here("nano3 chat -m ./x --stage pretrain --reasoning-budget 16 hello")
     assert refused.returncode == 2 and "this model completes text" in refused.stderr
 
 
@@ -163,8 +163,8 @@ def test_a_budget_that_leaves_no_answer_or_contradicts_is_refused(nemotron: Nemo
         ("nano2 chat hi", "no artifact 'nano2-rl-model'", "nemotron nano2 rl -c tiny"),
     ],
 )
-def test_a_model_that_no_config_makes_is_refused(nemotron: Nemotron, words: str, error: str, hint: str) -> None:
-    refused = nemotron(words)
+def test_a_model_that_no_config_makes_is_refused(here: Nemotron, words: str, error: str, hint: str) -> None:
+    refused = here(words)
     assert refused.returncode == 2 and error in refused.stderr and hint in refused.stderr, refused.stderr
 
 
@@ -174,8 +174,8 @@ def test_the_base_model_of_the_help_is_one_that_a_config_makes(family: str) -> N
     assert models.artifact(models.base[0], models.base_config) in makers_by_artifact()
 
 
-def test_a_config_beside_a_model_is_refused(nemotron: Nemotron) -> None:
-    refused = nemotron("nano3 chat -m x -c small hello")
+def test_a_config_beside_a_model_is_refused(here: Nemotron) -> None:
+    refused = here("nano3 chat -m x -c small hello")
     assert refused.returncode == 2 and "--config and --model both name a model" in refused.stderr
 
 

@@ -228,13 +228,13 @@ def sequences_in(folder: Path, seq_len: int = 2048) -> list[tuple[tuple[int, ...
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_rows_are_those_of_the_slow_way(template: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    made = records(150, seed=1)
+    made = records(70, seed=1)
     folder, outcomes, chosen = run(tmp_path, [write(tmp_path / "own.jsonl", made)], settings_of(tokenizer, template))
     slow = [(tuple(ids), tuple(mask)) for record in made for ids, mask in slow_sequences(record, template, tokenizer)]
     trainable = {sequence for sequence in slow if any(sequence[1])}
     ours = sequences_in(folder)
     assert Counter(ours) == Counter(trainable)
-    assert outcomes["read"] == 150 and outcomes["kept"] == len(ours) + chosen.duplicates
+    assert outcomes["read"] == 70 and outcomes["kept"] == len(ours) + chosen.duplicates
     assert {path.name for path in folder.iterdir()} >= {"train", "valid", "test"}
     schema = pq.read_schema(next(folder.rglob("*.parquet")))
     assert [str(field.type) for field in schema] == [
@@ -250,7 +250,7 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 def test_the_same_bytes_by_one_process_and_by_two(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    path = write(tmp_path / "own.jsonl", records(200, seed=2))
+    path = write(tmp_path / "own.jsonl", records(100, seed=2))
     how = settings_of(tokenizer)
     one, _, _ = run(tmp_path / "one", [path], how)
     with PoolEngine(2) as engine:

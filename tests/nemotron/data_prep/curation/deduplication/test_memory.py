@@ -27,7 +27,7 @@ def peak(work: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(("twins", "bytes_a_document"), [(0.0, 18), (0.2, 26)])
 def test_exact(tmp_path: Path, twins: float, bytes_a_document: int) -> None:
-    documents, shards = 1_000_000, 4
+    documents, shards = 300_000, 4
     share = documents // shards
     for shard in range(shards):
         high = RANDOM.integers(0, 2**64, share, dtype=np.uint64)
@@ -43,7 +43,7 @@ def test_exact(tmp_path: Path, twins: float, bytes_a_document: int) -> None:
 
 
 def test_clusters() -> None:
-    documents = 1_000_000
+    documents = 300_000
     keys = RANDOM.integers(0, 2**64, documents, dtype=np.uint64)
 
     def bands():  # type: ignore[no-untyped-def]
@@ -64,7 +64,7 @@ def test_substring(tmp_path: Path, repeated: int, bytes_a_window: int) -> None:
     common = " ".join(words[:repeated])
     documents = [
         {"id": f"d{i}", "text": f"{common} {' '.join(words[j] for j in RANDOM.integers(0, 30_000, 500 - repeated))}"}
-        for i in range(1600)
+        for i in range(600)
     ]
     tokens = 500 * len(documents)
     write_documents(tmp_path / "x.jsonl.zst", documents)

@@ -90,12 +90,12 @@ def test_nothing_is_downloaded_where_a_library_is_missing(tool: Tool, monkeypatc
         tool("serve", "hf://me/model")
 
 
-def test_drafts_are_refused_where_nothing_can_draft(nemotron: Nemotron, tmp_path: Path) -> None:
+def test_drafts_are_refused_where_nothing_can_draft(here: Nemotron, tmp_path: Path) -> None:
     model(tmp_path / "without", num_nextn_predict_layers=0)
-    result = nemotron("serve ./without --drafts 2")
+    result = here("serve ./without --drafts 2")
     assert result.returncode == 2 and "--drafts 2: ./without has no multi-token prediction block" in result.stderr
     (tmp_path / "without/config.json").write_text("[]")
-    assert "config.json: not a JSON object" in nemotron("serve ./without").stderr
+    assert "config.json: not a JSON object" in here("serve ./without").stderr
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_drafts_are_refused_where_nothing_can_draft(nemotron: Nemotron, tmp_path
         ("super3-sft-model-tiny", "no artifact 'super3-sft-model-tiny'"),
     ],
 )
-def test_what_is_refused(nemotron: Nemotron, words: str, message: str) -> None:
-    result = nemotron(f"serve {words}")
+def test_what_is_refused(here: Nemotron, words: str, message: str) -> None:
+    result = here(f"serve {words}")
     assert result.returncode == 2 and message in result.stderr
 
 
@@ -162,14 +162,14 @@ def test_another_engine_knows_every_option(exported: Callable[[str], Path], engi
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm", "nim"])
 def test_an_option_that_another_engine_has_not_is_refused(
-    exported: Callable[[str], Path], nemotron: Nemotron, engine: str
+    exported: Callable[[str], Path], here: Nemotron, engine: str
 ) -> None:
     others = ["template", "drafts", "max_waiting", "prompt_cache", "timeout", "drain", *["name"] * (engine == "trtllm")]
     for name in others:
         with pytest.raises(UserError, match=rf"^--x 9: not an option of {engine}\n.*--max-length, --max-rows"):
             command.engine_options(engine, {"port": ("--port", 8000), name: ("--x", 9)})
     # A default that is given is given.
-    result = nemotron(f"serve {exported('super3')} --engine {engine} --drafts 0 --port 9")
+    result = here(f"serve {exported('super3')} --engine {engine} --drafts 0 --port 9")
     assert result.returncode == 2 and f"--drafts 0: not an option of {engine}" in result.stderr and not result.stdout
 
 

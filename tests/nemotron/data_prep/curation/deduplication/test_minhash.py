@@ -43,7 +43,7 @@ def jaccard(one: str, other: str, options: MinHashSettings) -> float:
 # --- Probabilities ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("similarity", [0.5, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("similarity", [0.5, 0.9])
 @pytest.mark.parametrize("min_estimate", [0.0, 0.75])
 def test_probabilities_are_those_of_independent_rows(similarity: float, min_estimate: float) -> None:
     options = MinHashSettings(num_bands=20, rows_per_band=7, min_estimate=min_estimate)
@@ -75,7 +75,7 @@ def test_published_setting_by_hand() -> None:
 TEXT = st.text(st.sampled_from("abAB\u00e9 \n-_\u4e2d\U0001f600\u0130"), max_size=30)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(TEXT, min_size=1, max_size=6), st.sampled_from(["characters", "words"]), st.integers(1, 6))
 def test_shingles_are_equal_where_text_is(texts: list[str], unit: str, size: int) -> None:
     options = MinHashSettings(unit=unit, shingle_size=size)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def near_pairs(similarity: float, count: int, words: int = 240) -> Iterator[tupl
         yield " ".join(text), " ".join(copy)
 
 
-@pytest.mark.parametrize("similarity", [0.5, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("similarity", [0.5, 0.9])
 def test_estimate_and_recall_on_pairs_of_known_similarity(similarity: float) -> None:
     count, k = 1500, WORDS5.num_permutations
     pairs = list(near_pairs(similarity, count))
@@ -152,7 +152,7 @@ def as_sets(parent: np.ndarray) -> set[frozenset[int]]:
     st.integers(1, 30).flatmap(
         lambda n: st.lists(st.lists(st.integers(0, 6), min_size=n, max_size=n), min_size=1, max_size=4)
     ),
-    st.randoms(),
+    st.randoms(use_true_random=True),
     st.booleans(),
 )
 def test_clusters_are_connected_components(bands: list[list[int]], random: object, verify: bool) -> None:

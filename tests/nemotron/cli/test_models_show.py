@@ -15,14 +15,14 @@ Refused = Callable[[str], str]
 NAMES = ", ".join(PRESETS)
 
 
-def test_the_page_of_a_preset(nemotron: Nemotron) -> None:
-    done = nemotron("models show nano3-30b --seq-length=4096")
+def test_the_page_of_a_preset(here: Nemotron) -> None:
+    done = here("models show nano3-30b --seq-length=4096")
     assert done.returncode == 0, done.stderr
     assert "31.578 B" in done.stdout and "3.228 B" in done.stdout and "in sequences of 4,096" in done.stdout
 
 
-def test_json(nemotron: Nemotron) -> None:
-    done = nemotron("models --debug show --json super3-120b")
+def test_json(here: Nemotron) -> None:
+    done = here("models --debug show --json super3-120b")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["parameters"]["total"] == 120_668_687_360
 

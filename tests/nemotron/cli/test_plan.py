@@ -12,15 +12,15 @@ Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 Refused = Callable[[str], str]
 
 
-def test_the_published_pretraining(nemotron: Nemotron) -> None:
-    done = nemotron("plan nano3 pretrain --gpu h100 --nodes 128 --price 2")
+def test_the_published_pretraining(here: Nemotron) -> None:
+    done = here("plan nano3 pretrain --gpu h100 --nodes 128 --price 2")
     assert done.returncode == 0, done.stderr
     assert "933,806 iterations of 25,165,824 tokens" in done.stdout
     assert "1024 GPUs: TP1 PP1 CP1 EP8 DP1024" in done.stdout and "smallest that fits" in done.stdout
 
 
-def test_the_numbers_agree_with_each_other(nemotron: Nemotron) -> None:
-    done = nemotron("plan nano3 pretrain -c phase2 --gpu gb200 --nodes 64 --price 3 --json")
+def test_the_numbers_agree_with_each_other(here: Nemotron) -> None:
+    done = here("plan nano3 pretrain -c phase2 --gpu gb200 --nodes 64 --price 3 --json")
     assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
     assert numbers["iterations"] == 993_411 - 933_806  # phase 1 has done the others
@@ -37,8 +37,8 @@ def test_the_numbers_agree_with_each_other(nemotron: Nemotron) -> None:
     [("super3 pretrain-phase2", "super3 pretrain-phase2 -c phase2: 198,682 iterations"),
      ("super3 rlvr2", "super3 rlvr2 -c rlvr2: "), ("nano3 rl-final", "nano3 rl-final -c final: ")],
 )  # fmt: skip
-def test_a_step_that_shares_a_script_has_its_own_config(stage: str, title: str, nemotron: Nemotron) -> None:
-    done = nemotron(f"plan {stage}")
+def test_a_step_that_shares_a_script_has_its_own_config(stage: str, title: str, here: Nemotron) -> None:
+    done = here(f"plan {stage}")
     assert done.returncode == 0 and done.stdout.startswith(title), done.stderr
 
 

@@ -61,19 +61,19 @@ def test_out_and_in_again_and_it_answers(artifacts: Path, nemotron: Nemotron, tm
     ],
 )
 def test_what_megatron_bridge_converts(
-    artifacts: Path, nemotron: Nemotron, tmp_path: Path, line: str, message: str
+    artifacts: Path, here: Nemotron, tmp_path: Path, line: str, message: str
 ) -> None:
     saved = tmp_path / "iter_0000200"
     saved.mkdir()
     for name in ("__0_0.distcp", ".metadata"):
         (saved / name).write_bytes(b"weights")
     MegatronCheckpoint(path=saved, num_steps=200).save("checkpoint", registry=Registry(artifacts))
-    done = nemotron(f"nano3 {line}", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
+    done = here(f"nano3 {line}", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
     assert done.returncode == 2 and message in done.stderr
 
 
-def test_an_unknown_name_is_refused_before_torch_is_loaded(artifacts: Path, nemotron: Nemotron) -> None:
-    done = nemotron("nano3 model export nano3-sft-model-tinny -o out", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
+def test_an_unknown_name_is_refused_before_torch_is_loaded(artifacts: Path, here: Nemotron) -> None:
+    done = here("nano3 model export nano3-sft-model-tinny -o out", RUNSPEC_ARTIFACTS_ROOT=str(artifacts))
     assert done.returncode == 2 and "did you mean nano3-sft-model-tiny?" in done.stderr
 
 

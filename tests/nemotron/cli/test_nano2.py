@@ -56,8 +56,8 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_artifact_names_the_command_that_makes_it(nemotron: Nemotron) -> None:
-    done = nemotron("nano2 sft -c tiny")
+def test_a_missing_artifact_names_the_command_that_makes_it(here: Nemotron) -> None:
+    done = here("nano2 sft -c tiny")
     assert done.returncode == 2
     assert (
         "make it: nemotron nano2 data prep sft -c tiny (with all before it: nemotron nano2 pipe -c tiny)" in done.stderr

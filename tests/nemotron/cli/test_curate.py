@@ -17,8 +17,8 @@ from nemotron.cli.commands.data import curate
 Nemotron = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_dry_run_plans_all_steps_in_the_published_order(nemotron: Nemotron) -> None:
-    done = nemotron("data curate -c tiny --dry-run")
+def test_a_dry_run_plans_all_steps_in_the_published_order(here: Nemotron) -> None:
+    done = here("data curate -c tiny --dry-run")
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^\[\d+/\d+\] (\w+)", done.stdout, re.MULTILINE) == list(curate.STEPS)[:-1]
     assert done.stdout.splitlines()[-1].startswith("left out: rephrase")  # it needs an endpoint
@@ -28,24 +28,24 @@ def test_a_dry_run_plans_all_steps_in_the_published_order(nemotron: Nemotron) ->
     assert read == written[:-1]
     assert written[0] == "nemotron_cc-crawl-data-tiny"
     assert written[-1] == "nemotron_cc-data-tiny"
-    done = nemotron("data curate -c tiny --dry-run rephrase:endpoint.base_url=http://localhost:8000/v1")
+    done = here("data curate -c tiny --dry-run rephrase:endpoint.base_url=http://localhost:8000/v1")
     assert re.findall(r"^\[\d+/\d+\] (\w+)", done.stdout, re.MULTILINE) == list(curate.STEPS)
     assert "left out" not in done.stdout
 
 
-def test_own_pages_need_no_demo_crawl(nemotron: Nemotron, tmp_path: Path) -> None:
+def test_own_pages_need_no_demo_crawl(here: Nemotron, tmp_path: Path) -> None:
     pages = tmp_path / "a.warc.gz"
     pages.touch()
     files = [f"quality:training.{which}=[{pages}]" for which in ("positive", "negative")]
     files += [f"extract:warc=[{pages}]", f"decontaminate:evaluation=[{pages}]"]
-    done = nemotron("data curate --dry-run", *files)
+    done = here("data curate --dry-run", *files)
     assert done.returncode == 0, done.stderr
     steps = re.findall(r"^\[\d+/\d+\] (\w+)", done.stdout, re.MULTILINE)
     assert steps == list(curate.STEPS)[1:]
 
 
-def test_a_part_of_the_steps(nemotron: Nemotron) -> None:
-    done = nemotron("data curate -c tiny --dry-run --to language")
+def test_a_part_of_the_steps(here: Nemotron) -> None:
+    done = here("data curate -c tiny --dry-run --to language")
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^\[\d+/\d+\] (\w+)", done.stdout, re.MULTILINE) == ["crawl", "extract", "language"]
     assert "rephrase" not in done.stdout
@@ -89,12 +89,11 @@ def test_a_part_of_the_steps(nemotron: Nemotron) -> None:
         ),
     ],
 )
-def test_what_is_refused_and_how(nemotron: Nemotron, line: str, error: str, hint: str) -> None:
-    done = nemotron(line)
-    assert done.returncode == 2
-    assert error in done.stderr
-    assert hint in done.stderr
-    assert len(done.stderr.strip().split("\n")) <= 2
+def test_what_is_refused_and_how(refused: Callable[[str], str], line: str, error: str, hint: str) -> None:
+    said = refused(line)
+    assert error in said
+    assert hint in said
+    assert len(said.strip().split("\n")) <= 2
 
 
 def result(name: str, table: dict[str, Any] | None, status: Any = "done") -> StepResult:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forked import OF_OWN_COMMANDS, run_forked
+from forked import OF_OWN_COMMANDS, forked_steps
 
 from nemo_runspec.artifacts import Registry
 from nemo_runspec.errors import UserError
@@ -109,14 +108,6 @@ Pipe = Callable[..., int]
 OF_STEPS = (*OF_OWN_COMMANDS, "numpy", "safetensors.numpy", "nemo_runspec.config", "nemotron.kit", "pydantic")
 
 
-def forked(command: Sequence[str], environment: Mapping[str, str], workdir: Path | None, forward: object) -> int:
-    """A step's process, begun with its imports done."""
-    done = run_forked(OF_STEPS, list(command[1:]), workdir or Path.cwd(), environment)
-    print(done.stdout, end="", flush=True)
-    print(done.stderr, end="", file=sys.stderr, flush=True)
-    return done.returncode
-
-
 def make_recipes(root: Path) -> None:
     """Stand-ins for the four stages, each with a config called t."""
     previous = {"sft": "pretrain", "rl": "sft"}
@@ -151,7 +142,7 @@ def set_up(root: Path, monkeypatch: pytest.MonkeyPatch) -> Pipe:
     folders = ["pretrain", "pretrain", "sft", "sft", *["rl"] * 5, "eval"]
     steps = [replace(s, script=root / "recipes" / f / s.script.name) for s, f in zip(pipe.STEPS, folders, strict=True)]
     monkeypatch.setattr(pipe, "STEPS", steps)
-    monkeypatch.setattr("nemo_runspec.execution.local._wait", forked)
+    monkeypatch.setattr("nemo_runspec.execution.local._wait", forked_steps(OF_STEPS))
 
     def run(
         *overrides: str,

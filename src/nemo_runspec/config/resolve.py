@@ -34,7 +34,14 @@ from nemo_runspec.config.interpolate import interpolate, to_come
 from nemo_runspec.config.loader import LoadedConfig
 from nemo_runspec.config.run_env import run_env
 from nemo_runspec.config.schema import RESERVED_RUN_KEYS, load_schema, reads_no_run, run_defaults
-from nemo_runspec.config.validate import UserLocation, check_keys, digest_user_files, user_locations, validate
+from nemo_runspec.config.validate import (
+    UserLocation,
+    check_defaults,
+    check_keys,
+    digest_user_files,
+    user_locations,
+    validate,
+)
 from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, read_yaml, shown, spelled
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.gpus import visible_gpus
@@ -141,6 +148,8 @@ def resolve_config(
     data = _values(loaded, run, lambda key, what: _field_of(inputs, key, what))
     # 5. Types and ranges.
     model = None if schema is None else validate(data, loaded, schema)
+    if model is not None and schema is not None and spec.schema_path is not None:
+        check_defaults(model, schema, loaded, spec.schema_path)
     if model is not None and run["family"] != spec.family:
         _refuse_defaults_of_another_family(model, spec, loaded)
     # 6. The user's files are where the config says, and their digest is part of the run's identity.

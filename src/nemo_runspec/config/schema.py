@@ -52,11 +52,12 @@ def load_schema(spec: Runspec) -> type[BaseModel] | None:
     None where the script declares no schema. A dataclass of the script itself is read without running the script.
 
     Raises:
-        UserError: the file imports a library that is slow to load (torch), fails to load, or lacks the class.
+        UserError: the file imports a library that is slow to load (torch), fails to load, lacks the class, or a
+            type that the class names.
     """
     if spec.schema_ref is None or spec.schema_path is None:
         return None
-    from pydantic import BaseModel
+    from pydantic import BaseModel, PydanticUndefinedAnnotation
 
     path, name = spec.schema_path, spec.schema_ref.partition(":")[2]
     if path == spec.script_path and (of_dataclass := _of_dataclass(path, name)) is not None:
@@ -67,6 +68,10 @@ def load_schema(spec: Runspec) -> type[BaseModel] | None:
         members = vars(module).items()
         classes = [key for key, value in members if isinstance(value, type) and issubclass(value, BaseModel)]
         raise UserError(f"{shown(path)} has no pydantic class {name!r}", did_you_mean(name, classes, "classes"))
+    try:
+        schema.model_rebuild(_types_namespace=vars(module))
+    except PydanticUndefinedAnnotation as error:
+        raise UserError(f"{shown(path)}: {name} names a type {error.name} that is not defined or imported") from None
     return _with_run_keys(schema)
 
 

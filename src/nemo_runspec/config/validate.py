@@ -10,7 +10,7 @@ import json
 import types
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,22 @@ def validate(data: dict[str, Any], loaded: LoadedConfig, schema: type[BaseModel]
             if attempt or not _reread(data, loaded, faults):
                 raise first_fault(faults, data, loaded, schema) from None
     raise AssertionError("unreachable")
+
+
+def check_defaults(model: BaseModel, schema: type[BaseModel], loaded: LoadedConfig, file: Path) -> None:
+    """Refuse a default of the schema in `file` that the schema itself does not allow.
+
+    Pydantic takes defaults as they are. The job reads them from train.yaml, where they are values like any others, and
+    would be refused there: on the cluster, after the dry run has found nothing.
+    """
+    from pydantic import ValidationError
+
+    data = model.model_dump(mode="json")
+    try:
+        schema.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        written = replace(loaded, path=file, origins={})
+        raise first_fault(error.errors(include_url=False), data, written, schema).at("wrong default") from None
 
 
 def _reread(data: dict[str, Any], loaded: LoadedConfig, faults: list[Any]) -> bool:

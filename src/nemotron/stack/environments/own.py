@@ -101,15 +101,21 @@ def _module(place: str) -> ModuleType:
 def read_tasks(name: str, environment: Environment) -> Iterator[Task]:
     """The tasks of environment `name`, in its order.
 
-    UserError, with the number of the task: it is none, or the answer that comes with it does not pass its own check.
+    UserError: `tasks` raises; with the number of the task: it is none, or the answer that comes with it does not pass
+    its own check.
     """
-    for number, record in enumerate(environment.tasks()):
+    for number, record in enumerate(_records(name, environment)):
         try:
             task = make_task(name, environment, record)
         except UserError as failure:
             raise UserError(f"environment {name}, task {number}: {failure.message}", failure.hint) from failure
         if answer := task.solution.answer:
             verdict = verify_answer(environment, task.spec, answer)
+            if verdict.status == "error":  # without its `answer` the task would fail in RL
+                raise UserError(
+                    f"environment {name}, task {number}: its own answer cannot be verified: {verdict.reason}",
+                    f"`answer` is {answer[:80]!r}",
+                )
             if verdict.score != 1.0:
                 reason = verdict.reason or f"its score is {verdict.score:g}"
                 raise UserError(
@@ -117,6 +123,18 @@ def read_tasks(name: str, environment: Environment) -> Iterator[Task]:
                     f"`answer` is {answer[:80]!r}; leave it out where it is not known",
                 )
         yield task
+
+
+def _records(name: str, environment: Environment) -> Iterator[Mapping[str, Any]]:
+    """What `tasks` of environment `name` gives; what it raises, be it a variable that is not set, is a UserError."""
+    given = 0
+    try:
+        for record in environment.tasks():
+            yield record
+            given += 1
+    except Exception as failure:
+        at = f"environment {name}: tasks() fails after {given:,} tasks: {_told(failure)}"
+        raise UserError(at, "--debug shows where") from failure
 
 
 def distinct_tasks(name: str, environment: Environment, split: Split) -> Iterator[Task]:
@@ -155,6 +173,8 @@ def make_task(name: str, environment: Environment, record: Mapping[str, Any]) ->
         if not isinstance(prompt, str) or not prompt.strip():
             raise UserError(f"prompt must be text, not {prompt!r}")
     else:
+        if not isinstance(messages, list | tuple) or not messages:
+            raise UserError(f"messages must be a list with at least one message, not {messages!r:.80}")
         check_messages(messages)
         prompt = "\n\n".join(str(message["content"]) for message in messages)
     spec = record.get("spec")

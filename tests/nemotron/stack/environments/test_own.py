@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,7 @@ def test_a_task_is_plain_data_and_says_nothing_of_code() -> None:
         ({"spec": {"right": {1, 2}}}, "spec is no JSON: Object of type set is not JSON serializable"),
         ({"spec": {"right": math.nan}}, "spec is no JSON: Out of range float values are not JSON compliant"),
         ({"specs": {}}, "unknown key 'specs' of a task"),
+        ({"messages": []}, "messages must be a list with at least one message, not []"),
         ({"messages": [{"role": "usr", "content": "?"}]}, "message 0"),
     ],
 )
@@ -169,6 +170,24 @@ def test_the_own_answer_of_a_task_has_to_be_right() -> None:
 
     with pytest.raises(UserError, match="environment halves, task 1: its own answer is not right"):
         list(read_tasks("halves", Wrong()))
+
+    class Silent(Halves):
+        def verify_answer(self, spec: dict[str, Any], answer: str) -> None:  # type: ignore[override]
+            """Returns nothing, as where `return` has been forgotten."""
+
+    with pytest.raises(UserError, match="task 0: its own answer cannot be verified: verify_answer gave") as refused:
+        list(read_tasks("halves", Silent()))
+    assert "leave it out" not in (refused.value.hint or "")  # RL would end with every answer an error
+
+
+def test_what_tasks_raises_is_an_error_of_one_line() -> None:
+    class Unset(Halves):
+        def tasks(self) -> Iterator[dict[str, Any]]:
+            yield from islice(super().tasks(), 2)
+            raise KeyError("GYM_RECORDS")
+
+    with pytest.raises(UserError, match=r"environment halves: tasks\(\) fails after 2 tasks: KeyError: 'GYM_RECORDS'"):
+        list(read_tasks("halves", Unset()))
 
 
 def test_evaluation_asks_different_tasks_of_its_own_split() -> None:

@@ -145,6 +145,8 @@ def _nearest_key(path: KeyPath, group: type[BaseModel], schema: type[BaseModel])
     A group may say in a class variable `other_names` how other commands call its keys: {their name: its own}.
     """
     word = str(path[-1])
+    if "." in word:  # in a file, as if on the command line
+        return f"in YAML a group stands around its keys: {word.replace('.', ': {')}: …{'}' * word.count('.')}"
     prefix = f"{dotted(path[:-1])}." if len(path) > 1 else ""
     own_name = getattr(group, "other_names", {}).get(word)
     if own_name is not None:

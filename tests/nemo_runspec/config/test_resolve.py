@@ -136,6 +136,26 @@ def test_a_fault_in_a_file_names_file_and_line_and_how_many_more(write: Write) -
     write("config/bad.yaml", "train:\n\n  trin_iters: 10\n")
     with pytest.raises(UserError, match=r"config/bad\.yaml:3: unknown key train\.trin_iters = 10"):
         resolve(config="bad")
+    write("config/bad.yaml", "train.train_iters: 10\n")
+    with pytest.raises(UserError, match=r"unknown key train\.train_iters = 10") as caught:
+        resolve(config="bad")
+    assert caught.value.hint == "in YAML a group stands around its keys: train: {train_iters: …}"
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("share: float = Field(2.0, le=1)", "wrong default: schema.py: share = 2.0: must be a number <= 1"),
+        ("share: float = None", "wrong default: schema.py: share = None: must be a number"),
+        ("share: Flot = 1.0", "schema.py: Cfg names a type Flot that is not defined or imported"),
+    ],
+)
+def test_a_schema_that_refuses_its_own_default_is_found_before_the_job(field: str, message: str, write: Write) -> None:
+    schema = Path("schema.py").read_text(encoding="utf-8")
+    write("schema.py", f"from __future__ import annotations\n{schema}    {field}\n")
+    with pytest.raises(UserError) as caught:
+        resolve()
+    assert caught.value.message == message
 
 
 def test_whole_floats_are_integers_and_interpolated_text_is_what_it_spells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,7 @@ def make_task(name: str, environment: Environment, record: Mapping[str, Any]) ->
         if not isinstance(messages, list | tuple) or not messages:
             raise UserError(f"messages must be a list with at least one message, not {messages!r:.80}")
         check_messages(messages)
+        messages = list(messages)
         prompt = "\n\n".join(str(message["content"]) for message in messages)
     spec = record.get("spec")
     if not isinstance(spec, Mapping):

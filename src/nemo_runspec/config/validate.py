@@ -94,7 +94,7 @@ def check_defaults(model: BaseModel, schema: type[BaseModel], loaded: LoadedConf
     """
     from pydantic import ValidationError
 
-    data = model.model_dump(mode="json")
+    data = model.model_dump(mode="json", warnings=False)  # of a default of another type, which is refused below
     try:
         schema.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:

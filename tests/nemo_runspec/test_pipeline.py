@@ -247,15 +247,21 @@ def test_the_first_failure_stops_the_rest(project: Path, steps: list[Step], capf
     assert "error: on purpose" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_to_a_step_at_its_end_stops_those_after_it(
-    project: Path, steps: list[Step], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: Path,
+    steps: list[Step],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
 ) -> None:
     monkeypatch.setattr(local, "_wait", WAIT)  # a forked process is a child of another one
-    results = run_pipeline(with_overrides(steps, 1, f"signal={int(signal.SIGINT)}"), CFG)
-    assert [(result.status, result.exit_code) for result in results] == [("done", 0), ("done", 130)]
+    results = run_pipeline(with_overrides(steps, 1, f"signal={int(number)}"), CFG)
+    assert [(result.status, result.exit_code) for result in results] == [("done", 0), ("done", code)]
     assert order(project) == ["one<None", "two<demo-one:1"]
     assert capfd.readouterr().out.rstrip().endswith("; the same command goes on from here")
-    results = run_pipeline(with_overrides(steps, 2, f"signal={int(signal.SIGINT)}"), CFG)  # nothing is left to stop
+    results = run_pipeline(with_overrides(steps, 2, f"signal={int(number)}"), CFG)  # nothing is left to stop
     assert [result.exit_code for result in results] == [0, 0, 0]
 
 
@@ -324,7 +330,7 @@ def test_a_launcher_that_the_toolkit_does_not_know_gets_the_bundles_of_all_steps
     assert launched == [("demo-one-tiny", 2, True), ("demo-two-tiny", 2, True), ("demo-three-tiny", 2, True)]
 
 
-@pytest.mark.parametrize(("codes", "submitted"), [([0, 0, 0], 3), ([0, 143, 0], 2)])
+@pytest.mark.parametrize(("codes", "submitted"), [([0, 0, 0], 3), ([0, 143, 0], 2), ([1, 0, 0], 1)])
 def test_on_a_ray_cluster_each_step_is_submitted_when_the_one_before_has_succeeded(
     project: Path,
     steps: list[Step],

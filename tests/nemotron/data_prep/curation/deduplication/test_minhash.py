@@ -43,7 +43,7 @@ def jaccard(one: str, other: str, options: MinHashSettings) -> float:
 # --- Probabilities ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("similarity", [0.5, 0.9])
+@pytest.mark.parametrize("similarity", [0.5, 0.7, 0.8, 0.9])
 @pytest.mark.parametrize("min_estimate", [0.0, 0.75])
 def test_probabilities_are_those_of_independent_rows(similarity: float, min_estimate: float) -> None:
     options = MinHashSettings(num_bands=20, rows_per_band=7, min_estimate=min_estimate)
@@ -102,7 +102,7 @@ def near_pairs(similarity: float, count: int, words: int = 240) -> Iterator[tupl
         yield " ".join(text), " ".join(copy)
 
 
-@pytest.mark.parametrize("similarity", [0.5, 0.9])
+@pytest.mark.parametrize("similarity", [0.5, 0.7, 0.8, 0.9])
 def test_estimate_and_recall_on_pairs_of_known_similarity(similarity: float) -> None:
     count, k = 1500, WORDS5.num_permutations
     pairs = list(near_pairs(similarity, count))

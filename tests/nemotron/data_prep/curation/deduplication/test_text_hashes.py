@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,9 +91,9 @@ def test_words_are_those_of_the_regular_expression_for_every_character() -> None
     assert np.flatnonzero(np.cumsum(marked[:-1])).tolist() == [c for c in range(0x110000) if word.match(every[c])]
 
 
-def test_no_collisions_among_many() -> None:
-    """Half a million windows of a text over two letters: the worst that natural text comes near to."""
-    size = 50
+@pytest.mark.parametrize("size", [24, 50])
+def test_no_collisions_among_many(size: int) -> None:
+    """A million windows of a text over two letters: the worst that natural text comes near to."""
     letters = np.random.default_rng(0).integers(0, 2, 2**19).astype(np.uint64)
     windows = np.lib.stride_tricks.sliding_window_view(letters, size) @ (1 << np.arange(size, dtype=np.uint64))
     hashes = window_hashes(mix(letters + np.uint64(1)), size)

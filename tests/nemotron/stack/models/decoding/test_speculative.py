@@ -44,7 +44,7 @@ def test_greedy_tokens_equal_plain_decoding(
         model = make_model(pattern, seed, vocab_size=vocab, mtp_hybrid_override_pattern=mtp_pattern, **WITH_MTP)
         prompts = prompts_of(seed, vocab=vocab)
         expected = generate(model, prompts, 10, temperature=0, stop_token_ids=stops)
-        for k in (1, 4):
+        for k in (1, 3, 5):
             out, acceptance = generate_speculative(model, prompts, 10, k, stop_token_ids=stops)
             assert out.tokens == expected.tokens, (seed, stops, k)
             assert out.finished == expected.finished

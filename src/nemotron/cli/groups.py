@@ -3,6 +3,7 @@ recipe's steps, put into the groups by the list of the steps."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import isfunction
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from nemo_runspec.config.help import recipe_command
-from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemotron.kit.steps import STEPS_FILE, Recipe, RecipeStep
 
@@ -25,8 +26,10 @@ def first_sentence(text: str) -> str:
 
 
 class QuickGroup(TyperGroup):
-    """A group with whole sentences on its help page, which does not load pydantic: typer does, to convert a `--help`
-    that is not on the command line."""
+    """A group with whole sentences on its help page, which refuses an option given twice or too early.
+
+    It does not load pydantic: typer does, to convert a `--help` that is not on the command line.
+    """
 
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """The commands, each with the whole first sentence of its help (typer cuts it after 45 characters)."""
@@ -43,6 +46,25 @@ class QuickGroup(TyperGroup):
             if getattr(param, "is_flag", False) and param.default is None:
                 param.default = False
         return params
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Typer's own; an option of some command that stands before it (`--run X nano3 pretrain`) is a UserError."""
+        option = args[0].partition("=")[0] if args else ""
+        own = [spelling for param in self.get_params(ctx) for spelling in param.opts]
+        if option.startswith("-") and option not in own and nearest(option, own) is None:
+            raise UserError(f"option {option} stands before the command", f"as in {ctx.command_path} COMMAND {option}")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        """Typer's own, which of an option with one value takes the last: one that is given twice is a UserError."""
+        name, command, words = super().resolve_command(ctx, args)
+        options = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words)]
+        for param in command.params if command else ():
+            if not getattr(param, "is_flag", False) and not getattr(param, "multiple", False):
+                given = [option for option in options if option.startswith("-") and option in param.opts]
+                if len(given) > 1:
+                    raise UserError(f"option {given[0]} is given twice")
+        return name, command, words
 
 
 def group_in_order(order: Sequence[str]) -> type[QuickGroup]:

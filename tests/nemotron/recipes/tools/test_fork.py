@@ -167,6 +167,13 @@ def make(folder: Path, family: str) -> Path:
     return folder / "zebra"
 
 
+def test_python_m_starts_a_fork(tmp_path: Path) -> None:
+    project = make(tmp_path, "nano2")
+    environment = ENVIRONMENT | {"PYTHONPATH": str(SOURCE)}
+    done = run_forked(OF_COMMANDS, ["-m", "zebra", "--help"], project / "src", environment)
+    assert done.returncode == 0 and "Usage: zebra " in done.stdout, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 def test_the_checks_of_a_fork_pass(family: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -228,8 +235,7 @@ def test_every_command_on_the_pages_of_a_fork_is_one(family: str, tmp_path: Path
             continue
         if words[-1] != "--dry-run":
             words.append("--dry-run" if program == "zebra" and words[0] not in ("chat", "model") else "--help")
-        module = "zebra.main" if program == "zebra" else program
-        done = run_forked(OF_COMMANDS, ["-m", module, *words], work, environment)
+        done = run_forked(OF_COMMANDS, ["-m", program, *words], work, environment)
         is_made = "no artifact 'zebra-" not in done.stderr or "make it: zebra " in done.stderr
         if done.returncode and not ("no artifact " in done.stderr and is_made):
             wrong.append(f"{page.relative_to(project)}: {command}\n{done.stderr}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -12,6 +13,14 @@ from nemotron.kit.schemas.group import Group
 QuantAlgo: TypeAlias = Literal["FP8", "NVFP4", "W4A16_NVFP4"]
 Precision: TypeAlias = Literal["BF16", "FP8", "NVFP4", "W4A16_NVFP4"]
 WeightScales: TypeAlias = Literal["max", "mse", "four_over_six"]
+
+# Bits a weight takes, its share of scales included.
+BITS: dict[Precision, Fraction] = {
+    "NVFP4": Fraction(9, 2),
+    "W4A16_NVFP4": Fraction(9, 2),
+    "FP8": Fraction(8),
+    "BF16": Fraction(16),
+}
 
 
 class PrecisionConfig(Group):

@@ -17,14 +17,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nemotron.kit.schemas.quantization import Precision, QuantAlgo, WeightScales
+from nemotron.kit.schemas.quantization import BITS, Precision, QuantAlgo, WeightScales
 from nemotron.stack.models import NemotronH
 from nemotron.stack.quantization.layers import (
     Amax,
@@ -36,14 +35,6 @@ from nemotron.stack.quantization.layers import (
     round_activations,
 )
 from nemotron.stack.quantization.nvfp4 import BLOCK
-
-# Bits a weight takes, its share of scales included.
-BITS: dict[Precision, Fraction] = {
-    "NVFP4": Fraction(9, 2),
-    "W4A16_NVFP4": Fraction(9, 2),
-    "FP8": Fraction(8),
-    "BF16": Fraction(16),
-}
 
 Batch = TypeVar("Batch")
 

@@ -15,7 +15,7 @@ from nemo_runspec.errors import UserError
 from nemotron.kit.schemas.quantization import PrecisionConfig
 from nemotron.recipes.super3.stage3_quantize.qad_schema import QADConfig
 from nemotron.recipes.super3.stage3_quantize.quantize import search_plan
-from nemotron.recipes.super3.stage3_quantize.schema import QuantizeConfig
+from nemotron.recipes.super3.stage3_quantize.schema import AutoQuantizeConfig, QuantizeConfig
 from nemotron.stack.models.published.presets import PRESETS
 
 RECIPES = Path(nemotron.recipes.__file__).parent
@@ -66,6 +66,15 @@ def test_a_search_in_layers_that_the_model_lacks_is_refused() -> None:
     nothing: Any = None
     with pytest.raises(UserError, match=r"auto_quantize.layers = \['mlp'\]: the model has no such layer"):
         search_plan(QuantizeConfig.model_validate(data), model, nothing, nothing, nothing)
+
+
+def test_fewer_bits_than_the_smallest_format_takes_are_refused_before_calibration() -> None:
+    search = load_config(SUPER3, "tiny-autoquantize", ()).data["auto_quantize"]
+    AutoQuantizeConfig.model_validate(search | {"effective_bits": 4.5})  # 4 bits a weight and 8 for every 16
+    with pytest.raises(ValidationError, match=r"effective_bits 4\.4: the smallest of quant_algos takes 4\.5 bits"):
+        AutoQuantizeConfig.model_validate(search | {"effective_bits": 4.4})
+    with pytest.raises(ValidationError, match=r"takes 8\.0 bits"):
+        AutoQuantizeConfig.model_validate(search | {"quant_algos": ["FP8"]})
 
 
 @pytest.mark.parametrize("size", ["tiny", "smoke"])

@@ -6,13 +6,13 @@ Names are ModelOpt's where it has some. No table is a default: a config states t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nemotron.kit.schemas.evaluation import EvaluationConfig
 from nemotron.kit.schemas.group import MODEL, SFT_PACK, Group, ModelPath, ModelRunConfig
-from nemotron.kit.schemas.quantization import PrecisionConfig, QuantAlgo, WeightScales
+from nemotron.kit.schemas.quantization import BITS, PrecisionConfig, QuantAlgo, WeightScales
 from nemotron.kit.schemas.training import DatasetConfig
 
 SearchedKind: TypeAlias = Literal[
@@ -55,6 +55,13 @@ class AutoQuantizeConfig(Group):
     layers: list[SearchedKind] = Field(min_length=1, description="rows of `precision` that are searched for instead")
     quant_algos: list[QuantAlgo] = Field(min_length=1, description="formats to choose from, beside BF16")
     score_size: int = Field(ge=1, description="rows on which layers are scored (Super 3: 512 samples)")
+
+    @model_validator(mode="after")
+    def _smallest_formats_fit(self) -> Self:
+        least = float(min(BITS[each] for each in self.quant_algos))
+        if self.effective_bits < least:
+            raise ValueError(f"effective_bits {self.effective_bits}: the smallest of quant_algos takes {least} bits")
+        return self
 
 
 class QuantizeConfig(Group):

@@ -6,6 +6,7 @@ Exit codes of every command and every script: 0 done; 1 failed while working; 2 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import errno
@@ -172,7 +173,17 @@ def end_on_signals() -> None:
     for number in (signal.SIGINT, *leaving_signals()):
         signal.signal(number, _end)
     sys.unraisablehook = _raise_later
+    atexit.register(_end_undisturbed)  # the first one registered is the last one called
     release_interrupts()
+
+
+def _end_undisturbed() -> None:
+    """From here on, all is done and Python puts the default handlers back: a signal would kill a script that is done.
+
+    SIGALRM among them, with which `_raise_later` comes back.
+    """
+    for number in (signal.SIGINT, signal.SIGALRM, *leaving_signals()):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def hold_interrupts() -> None:

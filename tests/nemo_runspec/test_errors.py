@@ -252,6 +252,27 @@ def test_another_rank_leaves_after_rank_0_has_spoken(tmp_path: Path) -> None:
     assert rank.communicate(timeout=20)[1] == "" and rank.returncode == 2
 
 
+def test_a_signal_after_all_is_done_kills_no_script(tmp_path: Path) -> None:
+    """As Python takes the modules apart, which may last with torch among them; its own handlers are gone by then.
+
+    SIGALRM stands for what a handler raised before that, and Python dropped.
+    """
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "from nemo_runspec.errors import end_on_signals, run_main\n"
+        "end_on_signals()\n"
+        "class Last:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid(), numbers=(signal.SIGTERM, signal.SIGALRM)):\n"
+        "        for number in numbers:\n"
+        "            kill(pid, number)\n"
+        "last = Last()\n"
+        "sys.exit(run_main(lambda: None))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nearest_word() -> None:
     assert nearest("tiny", ["tiny", "zzz"]) is None  # nobody means what he has said already
     assert nearest("tiny", ["tiny", "Tiny"]) == "Tiny"

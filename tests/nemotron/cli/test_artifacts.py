@@ -233,6 +233,23 @@ def test_gc_keeps_what_a_run_reads_that_has_not_finished(
     assert "some-model:1 is read by a run that is at work" in str(run("rm some-model:1").exception)
 
 
+@pytest.mark.parametrize("job_dir", ["output/jobs", "elsewhere"])
+def test_gc_keeps_what_a_job_is_pinned_to_that_has_not_started(
+    job_dir: str, published: dict[str, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUNSPEC_OUTPUT_ROOT", raising=False)
+    if job_dir == "elsewhere":
+        (tmp_path / "env.toml").write_text('[big]\nexecutor = "slurm"\njob_dir = "elsewhere"\n')
+    job = tmp_path / job_dir / "experiments/demo/demo_1700000000/train"
+    (job / "code").mkdir(parents=True)
+    (job / "code/job.yaml").write_text(f"inputs: {{model: '{published['first'].pinned}', data: null}}\n")
+    (job / "sbatch_train_17.out").touch()
+    assert run("gc --dry-run").output.startswith("nothing to remove")
+    assert f"read by a job that has not started: {job}" in str(run("rm some-model:1").exception)
+    (job / "log-train_17_0.out").touch()  # from here on its run says what it reads
+    assert run("gc --dry-run").output.startswith("some-model:1")
+
+
 def test_gc_removes_nothing_while_a_record_cannot_be_read(published: dict[str, Version], tmp_path: Path) -> None:
     record = published["second"].directory / "artifact.json"
     record.write_text(record.read_text() + " ")

@@ -193,9 +193,11 @@ def rm(
 ) -> None:
     """Remove versions.
 
-    Refuses those that others were made from, or that a run under the output root reads that is at work or could go on.
+    Refuses those that others were made from, or that a run under the output root reads that is at work or could go on,
+    or a job that waits in Slurm's queue, submitted on this machine.
     The number of a removed version is never given again.
     """
+    from nemo_runspec.execution.slurm.waiting import inputs_of_waiting_jobs
     from nemotron.kit.runs import inputs_in_use
 
     registry = Registry.default()
@@ -204,6 +206,12 @@ def rm(
         raise UserError(
             f"{in_use[0]} is read by a run that is at work, or that the same command would go on with",
             "`nemotron runs list` shows it; --force removes it",
+        )
+    waiting = inputs_of_waiting_jobs()
+    if (pinned := sorted(waiting.keys() & set(chosen))) and not force:
+        raise UserError(
+            f"{pinned[0]} is going to be read by a job that has not started: {waiting[pinned[0]]}",
+            "--force removes it; of a job that was cancelled, remove the folder",
         )
     users = removal.needed_by(registry, chosen)
     if users and not force:
@@ -225,16 +233,18 @@ def gc(
     """Remove the versions that nothing needs.
 
     Those that are not the latest of their name, that no latest one was made from, and that no run under the output root
-    reads that is at work or could go on. Lists them and asks first. Not seen are runs under another output root, and
-    jobs that wait in a queue, which read the versions that were the latest when they were submitted.
+    reads that is at work or could go on, and no job that was submitted to Slurm on this machine and has not started:
+    one that was cancelled before that counts until its folder is removed. Lists them and asks first. Not seen are runs
+    under another output root, and jobs that wait behind an SSH login or for a Ray cluster.
     """
+    from nemo_runspec.execution.slurm.waiting import inputs_of_waiting_jobs
     from nemo_runspec.words import counted
     from nemotron.kit.runs import inputs_in_use
 
     registry = Registry.default()
-    refs = removal.unneeded(registry, inputs_in_use())
+    refs = removal.unneeded(registry, [*inputs_in_use(), *inputs_of_waiting_jobs()])
     if not refs:
-        typer.echo("nothing to remove: every version is the latest of its name, or one or an unfinished run needs it")
+        typer.echo("nothing to remove: every version is the latest of its name, or one, a run or a job needs it")
         return
     if dry_run or not yes:
         for ref in refs:
@@ -248,7 +258,9 @@ def gc(
             raise UserError("nothing was removed: nobody is there to ask", "--yes removes what is listed above")
         if not typer.confirm(f"remove {count}, {total}?"):
             return
-        now = removal.unneeded(registry, inputs_in_use())  # something may have been made of them meanwhile
+        now = removal.unneeded(
+            registry, [*inputs_in_use(), *inputs_of_waiting_jobs()]
+        )  # something may have been made of them meanwhile
         refs = [ref for ref in refs if ref in now]
     _remove(registry, refs)
 

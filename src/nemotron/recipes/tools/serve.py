@@ -29,14 +29,16 @@ import uvicorn
 
 from nemo_runspec.errors import UserError
 from nemotron.kit.chat_template import load_template
-from nemotron.kit.model_folder import CONFIG_FILE
+from nemotron.kit.model_folder import CONFIG_FILE, GENERATION_FILE
 from nemotron.recipes.tools.chat import load_model
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation.model import load_tokenizer, reasoning_budget, stop_token_ids
 from nemotron.stack.models import NemotronH
+from nemotron.stack.models.published.generation_config import read_generation_config
 from nemotron.stack.serving.app import create_app
 from nemotron.stack.serving.engine import Engine, Limits
 from nemotron.stack.serving.prompt import ServedModel
+from nemotron.stack.serving.sampling import Sampling
 from nemotron.stack.serving.work import Server
 
 # Seconds for which the interpreter leaves a thread alone: every operation of torch gives the lock up, and a thread that
@@ -120,13 +122,22 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def served_model(options: Options) -> ServedModel:
-    """The model as clients know it. UserError: its tokenizer or its template cannot be read."""
+    """The model as clients know it. UserError: its tokenizer, its template or its generation_config.json cannot be
+    read, or that says what no request may."""
     folder, template, budget = Path(options.tokenizer), options.template, None
     tokenizer = load_tokenizer(folder)
     if template is not None:
         load_template(template)
         with suppress(UserError):  # one that opens no reasoning
             budget = reasoning_budget(folder, template, 0, options.max_length)
+    settings = read_generation_config(Path(options.model))
+    sampling = {key: settings[key] for key in ("temperature", "top_p") if settings.get(key) is not None}
+    try:
+        Sampling(1, (), **sampling)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{Path(options.model) / GENERATION_FILE}: {error}") from error
+    if settings.get("top_k"):
+        print(f"note: {GENERATION_FILE}: top_k = {settings['top_k']} is not served: all tokens", file=sys.stderr)
     return ServedModel(
         name=options.name,
         folder=folder,
@@ -137,6 +148,7 @@ def served_model(options: Options) -> ServedModel:
         reasoning=budget,
         max_length=options.max_length,
         created=int((Path(options.model) / CONFIG_FILE).stat().st_mtime),
+        **sampling,
     )
 
 

@@ -33,7 +33,8 @@ class ServedModel:
 
     folder: of the tokenizer. template: its chat template, by name or path; None: it completes text alone. thinking:
     whether it reasons where a request does not say. reasoning: the tokens that end its reasoning, as a budget of none;
-    None: its template opens no reasoning. created: when it was made, in Unix seconds.
+    None: its template opens no reasoning. created: when it was made, in Unix seconds. temperature, top_p: where a
+    request does not say.
     """
 
     name: str
@@ -45,6 +46,8 @@ class ServedModel:
     reasoning: ReasoningBudget | None
     max_length: int
     created: int
+    temperature: float = 1.0
+    top_p: float = 1.0
 
     @cached_property
     def longest_token(self) -> int:
@@ -216,8 +219,8 @@ def _samplings(
     sampling = Sampling(
         limit,
         tuple(dict.fromkeys((*model.stop_token_ids, *(body.stop_token_ids or ())))),
-        temperature=1.0 if body.temperature is None else greedy_below(body.temperature),
-        top_p=1.0 if body.top_p is None else body.top_p,
+        temperature=greedy_below(model.temperature if body.temperature is None else body.temperature),
+        top_p=model.top_p if body.top_p is None else body.top_p,
         num_logprobs=num_logprobs,
         budget=budget if reasons else None,
         grammar=grammar,

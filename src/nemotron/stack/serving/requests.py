@@ -66,8 +66,8 @@ class Generation(Request):
     """How a completion is drawn, the same for chat and text."""
 
     n: int | None = Field(1, ge=1, le=128)
-    temperature: float | None = Field(1.0, ge=0, le=2)
-    top_p: float | None = Field(1.0, gt=0, le=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[list[StopString], BeforeValidator(_as_list), Field(max_length=16)] = []
     stop_token_ids: list[int] | None = Field(None, fail_fast=True)

@@ -32,6 +32,8 @@ from nemotron.stack.environments import answer_of, generate_tasks, plain_text
 from nemotron.stack.evaluation.lm_eval_model import NemotronLM
 from nemotron.stack.evaluation.model import evaluate_model
 from nemotron.stack.models import NemotronH
+from nemotron.stack.serving.prompt import completion_prompts
+from nemotron.stack.serving.requests import CompletionRequest
 
 pytestmark = pytest.mark.e2e
 
@@ -169,6 +171,31 @@ def test_what_is_refused(server: Process, folder: Path) -> None:
     run = [sys.executable, "-m", "nemotron", "serve", str(folder), "--port", port]
     taken = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
     assert taken.returncode == 2 and f"cannot listen on 127.0.0.1:{port}" in taken.stderr
+
+
+def test_what_a_request_does_not_say_the_model_does(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = serve.Options(
+        model=str(tmp_path), tokenizer=str(folder), template="super3", thinking=True, name="tiny", host="", port=0,
+        api_key_env=None, max_length=512, max_rows=1, max_waiting=1, num_drafts=0, prompt_cache=0, timeout=1, drain=1,
+    )  # fmt: skip
+    shutil.copy(folder / "config.json", tmp_path)
+    file = tmp_path / "generation_config.json"
+
+    def drawn(**said: float) -> tuple[float, float]:
+        request = CompletionRequest.model_validate({"model": "tiny", "prompt": "1", **said})
+        ((sampling,),) = (prompt.samplings for prompt in completion_prompts(serve.served_model(options), request))
+        return sampling.temperature, sampling.top_p
+
+    assert drawn() == (1.0, 1.0)
+    file.write_text('{"temperature": 0.6, "top_p": 0.95, "top_k": 20}')
+    assert drawn() == (0.6, 0.95)
+    assert drawn(temperature=0, top_p=1) == (0.0, 1.0)
+    assert "top_k = 20 is not served" in capsys.readouterr().err
+    file.write_text('{"temperature": -1}')
+    with pytest.raises(UserError, match=r"generation_config\.json: temperature >= 0"):
+        serve.served_model(options)
 
 
 def test_an_address_that_is_not_of_this_machine() -> None:

@@ -13,6 +13,16 @@ from nemotron.kit.model_folder import GENERATION_FILE
 from nemotron.kit.tokenizer import read_tokenizer
 
 
+def read_generation_config(folder: Path) -> dict[str, Any]:
+    """What the file of the model in `folder` says; nothing where there is none. UserError: it cannot be read."""
+    file = folder / GENERATION_FILE
+    try:
+        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file}: cannot be read: {error}") from error
+    return settings
+
+
 def write_generation_config(folder: Path, source: Path, others: Mapping[str, Any], template: str | None) -> None:
     """Write that of the model in `folder`, whose tokenizer is there: it stops where our decoding does.
 
@@ -24,11 +34,7 @@ def write_generation_config(folder: Path, source: Path, others: Mapping[str, Any
     Raises:
         UserError: the settings or the tokenizer cannot be read.
     """
-    file = source / GENERATION_FILE
-    try:
-        settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{file}: cannot be read: {error}") from error
+    settings = read_generation_config(source)
     settings |= {key: others[key] for key in others if key.endswith("_token_id") and key not in settings}
     tokenizer = read_tokenizer((folder / "tokenizer.json").read_bytes(), str(folder / "tokenizer.json"))
     ends = settings.get("eos_token_id")

@@ -15,7 +15,6 @@ from nemo_runspec.bundle import create_bundle
 from nemo_runspec.config.loader import list_configs, load_config
 from nemo_runspec.config.resolve import resolve_config
 from nemo_runspec.config.schema import load_schema
-from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.display import display_job
 from nemo_runspec.errors import INTERRUPTED, UserError, run_main
 from nemo_runspec.execution.interrupts import handling
@@ -25,6 +24,7 @@ from nemo_runspec.job import CONTEXT_SETTINGS, VALUED
 from nemo_runspec.options import parse_words
 from nemo_runspec.pipeline import submit_to_ray, submit_to_slurm
 from nemo_runspec.runspec import parse
+from nemo_runspec.words import shown
 
 app = typer.Typer(
     name="nemo-runspec",

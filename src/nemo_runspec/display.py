@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from nemo_runspec.config.inputs import references_of
 from nemo_runspec.config.resolve import config_to_ship
-from nemo_runspec.config.yaml_text import dump_yaml, shown
+from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec, recipe_name
 from nemo_runspec.secrets import public, without_login
+from nemo_runspec.words import shown
 
 if TYPE_CHECKING:
     from nemo_runspec.job import Job

@@ -44,6 +44,7 @@ from nemo_runspec.profile import Env, executor_of, parse_env
 from nemo_runspec.runspec import Runspec, find_script
 from nemo_runspec.runspec import parse as parse_runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, ENV_FILE, FRESH, OUTPUT_ROOT
+from nemo_runspec.words import shown
 from nemo_runspec.write import write_in_one_step
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def build_job_config(
             where it runs, or in the environment that the profile names; no `run.workdir`; see `check_registry`.
     """
     if spec.run.workdir is not None and not spec.run.workdir.is_dir():
-        raise UserError(f"{spec.script_path}: run.workdir: no such folder: {spec.run.workdir}")
+        raise UserError(f"{shown(spec.script_path)}: run.workdir: no such folder: {shown(spec.run.workdir)}")
     if env.executor == "local" and spec.run.cmd.split()[0] in ("python", "python3"):
         check_imports(spec.script_path)
         image = (getattr(train_config.run, "env", None) or {}).get("container_image")

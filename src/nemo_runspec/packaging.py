@@ -26,7 +26,7 @@ from nemo_runspec.env import CODE_LIMIT, artifacts_root, find_env_file, output_r
 from nemo_runspec.errors import UserError
 from nemo_runspec.git import ask_git, git_commit
 from nemo_runspec.runspec import Runspec
-from nemo_runspec.words import counted
+from nemo_runspec.words import counted, shown
 
 PROJECT, RUNSPEC = "project", "runspec"
 _OWN = "nemo_runspec"
@@ -330,7 +330,7 @@ def _workdir(root: Path, spec: Runspec) -> str | None:
         return None
     folder = spec.run.workdir.resolve()
     if not folder.is_relative_to(root):
-        raise UserError(f"{spec.script_path}: run.workdir: {folder} lies outside the code that travels: {root}")
+        raise UserError(f"{shown(spec.script_path)}: run.workdir: {folder} lies outside the code that travels: {root}")
     return (PurePosixPath(PROJECT) / folder.relative_to(root).as_posix()).as_posix()
 
 

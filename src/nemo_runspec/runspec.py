@@ -19,6 +19,7 @@ from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.rules import STRING, VARIABLE, Rule, choice, integer, near_choice, shown_value
 from nemo_runspec.secrets import has_password, looks_secret
 from nemo_runspec.toml_text import TomlText, read_toml
+from nemo_runspec.words import shown
 
 SCHEMA_VERSION = "1"
 LAUNCHERS = ("torchrun", "ray", "direct")
@@ -178,7 +179,7 @@ def parse(path: str | Path, configs: Path | None = None) -> Runspec:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     first_line, block = _extract_block(script, text)
-    spec = _build(read_toml(block, str(script), first_line), script, first_line)
+    spec = _build(read_toml(block, shown(script), first_line), script, first_line)
     return spec if configs is None else replace(spec, config_dir=configs.absolute())
 
 
@@ -186,7 +187,7 @@ def _nearest_file(script: Path) -> str | None:
     if not script.parent.is_dir():
         return None
     near = nearest(script.name, [file.name for file in script.parent.glob("*.py")])
-    return None if near is None else f"did you mean {script.parent / near}?"
+    return None if near is None else f"did you mean {shown(script.parent / near)}?"
 
 
 def _extract_block(script: Path, text: str) -> tuple[int, str]:
@@ -194,7 +195,7 @@ def _extract_block(script: Path, text: str) -> tuple[int, str]:
     starts = list(_START.finditer(text))
     if not starts:
         raise UserError(
-            f"{script}: no runspec: the file has no `# /// script` block",
+            f"{shown(script)}: no runspec: the file has no `# /// script` block",
             "a script describes itself in [tool.runspec]; see docs/runspec/v1/spec.md",
         )
     blocks: list[tuple[int, str]] = []
@@ -202,10 +203,10 @@ def _extract_block(script: Path, text: str) -> tuple[int, str]:
         line = text.count("\n", 0, start.start()) + 1
         block = _BLOCK.match(text, start.end())
         if block is None:
-            raise UserError(f"{script}:{line}: the `# /// script` block is not closed by a line `# ///`")
+            raise UserError(f"{shown(script)}:{line}: the `# /// script` block is not closed by a line `# ///`")
         blocks.append((line + 1, "\n".join(comment[2:] for comment in block["comments"].splitlines())))
     if len(blocks) > 1:
-        raise UserError(f"{script}:{blocks[1][0] - 1}: two `# /// script` blocks; a script has one")
+        raise UserError(f"{shown(script)}:{blocks[1][0] - 1}: two `# /// script` blocks; a script has one")
     return blocks[0]
 
 
@@ -214,7 +215,7 @@ def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
     block = tool.get("runspec") if isinstance(tool, dict) else None
     if not isinstance(block, dict):
         raise UserError(
-            f"{script}:{first_line - 1}: no runspec: the `# /// script` block has no [tool.runspec] table",
+            f"{shown(script)}:{first_line - 1}: no runspec: the `# /// script` block has no [tool.runspec] table",
             "see docs/runspec/v1/spec.md",
         )
     tables = {name: block.get(name, {}) for name in (*_TABLES, "env")}
@@ -244,12 +245,12 @@ def _build(toml: TomlText, script: Path, first_line: int) -> Runspec:
     if config.schema is not None:
         file = script.parent / config.schema.partition(":")[0]
         if not file.is_file():
-            raise _fault(toml, ("config", "schema"), f'= "{config.schema}": no such file: {file}')
+            raise _fault(toml, ("config", "schema"), f'= "{config.schema}": no such file: {shown(file)}')
     config_dir = Path(os.path.normpath(script.parent / config.dir))
     if "dir" in tables["config"] and not config_dir.is_dir():
         folder = nearest(config_dir.name, [entry.name for entry in script.parent.iterdir() if entry.is_dir()])
         near_folder = f"did you mean ./{folder}?" if folder else None
-        raise _fault(toml, ("config", "dir"), f'= "{config.dir}": no such folder: {config_dir}', near_folder)
+        raise _fault(toml, ("config", "dir"), f'= "{config.dir}": no such folder: {shown(config_dir)}', near_folder)
     workdir = tables["run"].get("workdir")
     workdir = None if workdir is None else Path(os.path.normpath(script.parent / workdir))
     run = Run(**{**tables["run"], "workdir": workdir})
@@ -284,9 +285,9 @@ def _check_table(
             message = f"{toml.where('tool', 'runspec', *path, key)}: unknown runspec key {key!r}{place}"
             raise UserError(message, did_you_mean(key, known, "known keys"))
         if not rules[key].allows(value):
-            shown = f'"{value}"' if isinstance(value, str) else shown_value(value)
+            text = f'"{value}"' if isinstance(value, str) else shown_value(value)
             rule = rules[key]
-            raise _fault(toml, (*path, key), f"= {shown}: must be {rule.text}", near_choice(value, rule))
+            raise _fault(toml, (*path, key), f"= {text}: must be {rule.text}", near_choice(value, rule))
 
 
 def _check_command(toml: TomlText, run: Run) -> None:

@@ -1,6 +1,9 @@
-"""Numbers of things in messages."""
+"""Numbers of things and paths, as messages show them."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 
 def plural(count: int, noun: str) -> str:
@@ -11,3 +14,9 @@ def plural(count: int, noun: str) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 document`, `2,000 documents`."""
     return f"{count:,} {plural(count, noun)}"
+
+
+def shown(path: Path) -> str:
+    """`path` as messages show it: relative to the current directory where it lies below it, else whole."""
+    text, here = os.path.abspath(path), os.getcwd()  # noqa: PTH100, PTH109
+    return os.path.relpath(text, here) if text.startswith(here + os.sep) else text

@@ -101,6 +101,13 @@ def test_paths_are_absolute_from_anywhere(write: Write, tmp_path: Path, monkeypa
     assert parse("s.py").script_path == tmp_path / "s.py"
 
 
+def test_a_fault_names_a_script_as_the_current_folder_does(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bad(write, MINIMAL + "image = 3").message.startswith("s.py:5: image = 3: must be")
+
+
 def bad(write: Write, body: str) -> UserError:
     with pytest.raises(UserError) as caught:
         parse(write("s.py", block(body)))

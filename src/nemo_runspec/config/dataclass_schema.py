@@ -19,8 +19,8 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.code import module_file
-from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, did_you_mean
+from nemo_runspec.words import shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

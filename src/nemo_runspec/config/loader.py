@@ -22,12 +22,12 @@ from nemo_runspec.config.yaml_text import (
     escape_interpolation,
     read_scalar,
     read_yaml,
-    shown,
     split_key,
 )
 from nemo_runspec.errors import UserError, did_you_mean, nearest
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.user_files import expanded
+from nemo_runspec.words import shown
 
 COMMAND_LINE = "command line"
 _SUFFIXES = {"omegaconf": (".yaml", ".yml"), "yaml": (".yaml", ".yml"), "json": (".json",)}

@@ -42,12 +42,13 @@ from nemo_runspec.config.validate import (
     user_locations,
     validate,
 )
-from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, read_yaml, shown, spelled
+from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_interpolation, read_yaml, spelled
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import NAME, Runspec, recipe_name
 from nemo_runspec.user_files import UserFiles, is_elsewhere
 from nemo_runspec.variables import JOB_DIR
+from nemo_runspec.words import shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -17,9 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.dataclass_schema import dataclass_in, is_other_class, module_for, pydantic_class
-from nemo_runspec.config.yaml_text import shown
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.runspec import Runspec
+from nemo_runspec.words import shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from nemo_runspec.errors import UserError, first_line
@@ -240,9 +238,3 @@ def value_at(data: Any, path: KeyPath) -> Any:
         else:
             return None
     return data
-
-
-def shown(path: Path) -> str:
-    """`path` as messages show it: relative to the current directory where it lies below it, else whole."""
-    text, here = os.path.abspath(path), os.getcwd()  # noqa: PTH100, PTH109
-    return os.path.relpath(text, here) if text.startswith(here + os.sep) else text

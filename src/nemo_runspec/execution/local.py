@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.config.yaml_text import read_yaml, shown
+from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.cpus import usable_cpus
 from nemo_runspec.errors import (
     DONE,
@@ -40,6 +40,7 @@ from nemo_runspec.execution.interrupts import handling
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import Runspec
 from nemo_runspec.variables import ARTIFACTS_ROOT, JOB_DIR, NODE_RANK, OF_ONE_JOB, OF_ONE_NODE, RESTARTS
+from nemo_runspec.words import shown
 
 # Ctrl-C this many times ends a child that does not listen.
 PATIENCE = 3

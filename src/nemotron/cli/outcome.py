@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from nemo_runspec.artifacts.registry import Registry
-from nemo_runspec.config.yaml_text import read_yaml, shown
+from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.errors import DONE, FAILED, RunFailed, UserError
 from nemo_runspec.pipeline import Step, StepResult
 from nemo_runspec.variables import ARTIFACTS_ROOT
+from nemo_runspec.words import shown
 from nemotron.cli.recipe_dir import recipe_dir
 
 if TYPE_CHECKING:

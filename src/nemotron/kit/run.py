@@ -32,13 +32,14 @@ from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.artifacts.manifest import sha256_file
 from nemo_runspec.artifacts.pins import JOB_DIR
 from nemo_runspec.changes import differing_keys, differing_modules, in_short
-from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml, shown
+from nemo_runspec.config.yaml_text import dump_yaml, escape_interpolation, read_yaml
 from nemo_runspec.errors import INTERRUPTED, PREEMPTED, RunFailed, RunspecError, UserError, first_line
 from nemo_runspec.fingerprint import config_fingerprint, content_of, inputs_of, plain, run_code, run_dir_for
 from nemo_runspec.publish import starts_afresh
 from nemo_runspec.runspec import Runspec, parse, recipe_name
 from nemo_runspec.user_files import expanded
 from nemo_runspec.variables import ATTEMPT
+from nemo_runspec.words import shown
 from nemo_runspec.write import write_in_one_step
 from nemotron.kit.environment import describe_environment
 from nemotron.kit.lineage import use_configured_tracker, warn, write_json

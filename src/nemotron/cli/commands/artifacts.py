@@ -258,9 +258,8 @@ def gc(
             raise UserError("nothing was removed: nobody is there to ask", "--yes removes what is listed above")
         if not typer.confirm(f"remove {count}, {total}?"):
             return
-        now = removal.unneeded(
-            registry, [*inputs_in_use(), *inputs_of_waiting_jobs()]
-        )  # something may have been made of them meanwhile
+        # Something may have been made of them meanwhile.
+        now = removal.unneeded(registry, [*inputs_in_use(), *inputs_of_waiting_jobs()])
         refs = [ref for ref in refs if ref in now]
     _remove(registry, refs)
 

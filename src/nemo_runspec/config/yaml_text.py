@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # A key's path in a config: names of mappings, indices of lists.
 KeyPath = tuple[str | int, ...]
 
+_MAX_DEPTH = 8192  # and so as many characters at most
+
 _Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
 
 _FLOAT = re.compile(
@@ -46,11 +48,14 @@ _RESOLVERS = (
 
 
 @functools.cache
-def _loader_class() -> type[yaml.SafeLoader]:
+def _loader_class(name: str) -> type[yaml.SafeLoader]:
+    """PyYAML's loader of that name with the dialect's rules: SafeLoader, or CSafeLoader, which has libyaml parse."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}  # type: ignore[misc]
+    base: Any = getattr(yaml, name)
+
+    class Loader(base):
+        yaml_implicit_resolvers: ClassVar[_Resolvers] = {}
         yaml_constructors: ClassVar[dict[str | None, Any]] = {
             tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _NO_VALUES
         }
@@ -100,8 +105,7 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
 
     loader = None
     try:
-        loader = _loader_class()(text)
-        node = loader.get_single_node()
+        loader, node = _composed(text)
         if node is None:
             return None, {}
         lines: dict[KeyPath, str] = {}
@@ -117,6 +121,22 @@ def read_yaml(text: str, where: str) -> tuple[Any, dict[KeyPath, str]]:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _composed(text: str) -> tuple[yaml.SafeLoader, yaml.Node | None]:
+    """The document, and the loader that makes values of it.
+
+    libyaml takes a third of the time, where it is there. What it refuses is read again, for better messages; and it
+    recurses in C, which would end the process where a text nests some 20,000 deep: a long one it does not get.
+    """
+    import yaml
+
+    if yaml.__with_libyaml__ and len(text) <= _MAX_DEPTH:
+        with contextlib.suppress(yaml.YAMLError, RecursionError):
+            fast = _loader_class("CSafeLoader")(text)
+            return fast, fast.get_single_node()
+    loader = _loader_class("SafeLoader")(text)
+    return loader, loader.get_single_node()
 
 
 def _unshared(value: Any) -> Any:

@@ -108,7 +108,8 @@ def test_every_key_knows_its_line() -> None:
         ('a: !!int ""', "f.yaml: malformed YAML: "),
         ("a: !!bool foo", "f.yaml: malformed YAML: "),
         ("a: \x1b[31m", "f.yaml: malformed YAML: "),
-        ("[" * 5000, "f.yaml: malformed YAML: nested too deeply"),
+        ("[" * 200_000 + "]" * 200_000, "f.yaml: malformed YAML: nested too deeply"),
+        ("{a: [1", "f.yaml:1: malformed YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\n---\nb: 2", "f.yaml:2: malformed YAML: "),
     ],
 )

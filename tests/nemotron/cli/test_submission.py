@@ -21,6 +21,7 @@ PROFILES = '[slurm]\nexecutor = "slurm"\n[ray]\nexecutor = "ray"\naddress = "htt
 SCRIPT = "src/nemotron/recipes/nano3/stage0_pretrain/data_prep.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["slurm", "ray"])
 @pytest.mark.parametrize(
     ("app", "command"), [(nemotron.app, "nano3 data prep pretrain"), (runspec.app, f"run {ROOT / SCRIPT}")]

@@ -61,6 +61,7 @@ def test_a_line_of_100_megabytes_is_not_held(tmp_path: Path, name: str) -> None:
     assert grown < 30
 
 
+@pytest.mark.slow
 def test_a_long_file_is_a_stream(tmp_path: Path) -> None:
     line = LINE % (b"word " * 200)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line * 60_000, 1))

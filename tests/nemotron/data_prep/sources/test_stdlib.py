@@ -28,6 +28,7 @@ def test_modules_removed_after_3_11_are_not_listed() -> None:
     assert set(MODULES).isdisjoint(removed.split())
 
 
+@pytest.mark.slow
 def test_split_goes_by_top_level_module() -> None:
     splits: dict[str, set[str]] = {}
     some = [file for file in FILES if file.top in HELD_OUT | {"json", "asyncio", "pydoc_data"}]

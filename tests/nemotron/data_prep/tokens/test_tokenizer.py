@@ -121,6 +121,7 @@ def test_a_folder_and_its_file_are_the_same_tokenizer(tokenizer: Tokenizer, tmp_
         find_tokenizer(str(tmp_path / "nowhere"))
 
 
+@pytest.mark.slow
 def test_of_the_hub_only_the_tokenizer_is_fetched_and_pinned(tokenizer: Tokenizer, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     save_tokenizer(tokenizer, tmp_path / "tok", model_max_length=512, template="nano3")

@@ -70,15 +70,16 @@ def test_curation_keeps_one_of_each_and_mixes_three_phases(documents: None, tmp_
 
 
 def test_a_task_in_other_words_is_held_out_with_it(documents: None) -> None:
-    config = data_curation.Config(scale="full", tasks_per_family=2_000)
+    config = data_curation.Config(scale="full", tasks_per_family=500)
     tasks = {}
-    for task in data_curation.tasks_of(FAMILIES, 2_000, config):
+    for task in data_curation.tasks_of(FAMILIES, 500, config):
         tasks[" ".join(plain_text(task).split())] = task.canonical
     by_split = data_curation.curate("tasks", data_curation.read_sources(config)["tasks"], config)
     held_out, trained = ({tasks[" ".join(text.split())] for text in by_split[split]} for split in ("valid", "train"))
     assert held_out and not held_out & trained
 
 
+@pytest.mark.slow
 def test_training_goes_by_the_seed_and_evaluation_by_the_checkpoint(documents: None, tmp_path: Path) -> None:
     data = curate()
     config = training.Config(dataset_path=data.path, num_sequences=96, seq_length=32, warmup_steps=1, lr=5e-3)
@@ -136,6 +137,7 @@ def test_a_config_names_artifacts_which_a_pipe_and_a_flag_go_before(
         path_of("tiny")
 
 
+@pytest.mark.slow
 def test_the_long_phase_goes_on_from_the_model_and_the_trigram_counts_both(
     documents: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

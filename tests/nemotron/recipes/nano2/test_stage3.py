@@ -119,6 +119,7 @@ def test_another_tokenizer_is_refused(large: Checkpoint, tmp_path: Path) -> None
         curate(teacher_path=model.path)
 
 
+@pytest.mark.slow
 def test_the_pruned_model_fits_and_is_distilled(large: Checkpoint) -> None:
     dataset = curate()
     pruned = prune(dataset)

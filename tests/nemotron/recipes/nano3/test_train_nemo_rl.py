@@ -108,6 +108,7 @@ def given(cwd: Path) -> dict[str, Any]:
     return values
 
 
+@pytest.mark.slow
 def test_a_run_that_left_for_the_time_limit_goes_on_and_publishes_its_last_step(
     tmp_path: Path, registry: Registry
 ) -> None:

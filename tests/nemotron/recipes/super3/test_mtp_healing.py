@@ -74,6 +74,7 @@ def stored(folder: Path) -> dict[str, tuple[str, bytes]]:
     return tensors
 
 
+@pytest.mark.slow
 def test_all_but_the_block_stays_byte_for_byte(registry: Registry) -> None:
     assert heal("policy.optimizer.lr=0.05", "boosting.max_num_steps=3") == 0
     before = stored(registry.resolve("start").path)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +49,7 @@ def test_what_a_worker_gets_is_small(tmp_path: Path) -> None:
     assert pickle.loads(sent).gather("keys", np.array([5, 3])).tolist() == [5, 3]
 
 
+@pytest.mark.slow
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     """In a process of its own, whose limit is lowered: every shard has a dozen columns, each a file."""
     script = f"""

@@ -132,6 +132,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_rephrasing_adds_documents_in_the_styles_of_their_quality(root: Path, endpoint: ChatServer) -> None:
     code, said = run(root, command("rephrase", f"endpoint.base_url={endpoint.url}", "endpoint.model=m"))
     assert code == 0, said
@@ -176,6 +177,7 @@ def test_with_more_patience_nothing_is_asked_again(root: Path, endpoint: ChatSer
     assert not list(root.rglob("answers-*"))  # of use until they are published
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_at_once_while_the_endpoint_is_silent(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"

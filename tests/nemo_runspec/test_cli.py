@@ -57,7 +57,7 @@ def test_validate_checks_block_schema_and_configs_without_artifacts(project: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "trian.py"], "error: no such script: trian.py\ndid you mean {project}/train.py?\n"),
+        (["run", "trian.py"], "error: no such script: trian.py\ndid you mean train.py?\n"),
         (["run"], "error: which script? PATH is missing\nas in nemo-runspec run train.py\n"),
         (
             ["run", "train.py"],
@@ -79,7 +79,7 @@ def test_validate_checks_block_schema_and_configs_without_artifacts(project: Pat
         (["run", "train.py", "-c", "tniy"], "error: no config 'tniy' in config\ndid you mean tiny?\n"),
         (["shwo", "train.py"], "error: No such command 'shwo'."),
         (["show"], "error: Missing argument"),
-        (["show", "config/tiny.yaml"], "error: {project}/config/tiny.yaml: no runspec"),
+        (["show", "config/tiny.yaml"], "error: config/tiny.yaml: no runspec"),
     ],
 )
 def test_bad_input_is_one_or_two_lines_and_exit_2(project: Path, words: list[str], message: str) -> None:

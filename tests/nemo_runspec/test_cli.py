@@ -86,7 +86,7 @@ def test_bad_input_is_one_or_two_lines_and_exit_2(project: Path, words: list[str
     done = runspec(project, *words)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith(message.format(project=project))
+    assert done.stderr.startswith(message)
     assert 1 <= done.stderr.count("\n") <= 2
 
 

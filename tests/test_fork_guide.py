@@ -93,7 +93,7 @@ class Fork:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNSPEC_")}
         sources = f"{self.project / 'src'}:{ROOT / 'src'}"
         environment |= {"PYTHONPATH": sources, "NO_COLOR": "1", "COLUMNS": "200", "RUFF_NO_CACHE": "true"}
-        modules = {"nemotron": "nemotron", "mymodel": "mymodel.main", "ruff": "ruff"}
+        modules = {"nemotron": "nemotron", "mymodel": "mymodel", "ruff": "ruff"}
         program = rf"^({'|'.join(modules)}) "
         line = re.sub(program, lambda name: f"{sys.executable} -m {modules[name[1]]} ", command, flags=re.MULTILINE)
         done = subprocess.run(

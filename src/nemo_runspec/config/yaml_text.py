@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # A key's path in a config: names of mappings, indices of lists.
 KeyPath = tuple[str | int, ...]
 
-_MAX_DEPTH = 8192  # and so as many characters at most
+_LIBYAML_MAX_CHARACTERS = 8192
 
 _Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
 
@@ -131,7 +131,7 @@ def _composed(text: str) -> tuple[yaml.SafeLoader, yaml.Node | None]:
     """
     import yaml
 
-    if yaml.__with_libyaml__ and len(text) <= _MAX_DEPTH:
+    if yaml.__with_libyaml__ and len(text) <= _LIBYAML_MAX_CHARACTERS:
         with contextlib.suppress(yaml.YAMLError, RecursionError):
             fast = _loader_class("CSafeLoader")(text)
             return fast, fast.get_single_node()

@@ -90,7 +90,8 @@ def test_a_long_text_in_windows_has_the_tokens_of_the_whole(kind: str) -> None:
     assert joined >= 8
 
 
-@settings(max_examples=25)
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([*WORDS, " ", "\n", "aaaa", "é", "1"]), min_size=600, max_size=1500))
 def test_windows_never_join_wrongly(words: list[str]) -> None:
     reference = Tokenizer.from_str(BYTE_LEVEL)

@@ -69,10 +69,11 @@ def test_curation_keeps_one_of_each_and_mixes_three_phases(documents: None, tmp_
     assert share["sources"]["docs"]["valid_documents"] == 12  # what is held out does not shrink
 
 
+@pytest.mark.slow
 def test_a_task_in_other_words_is_held_out_with_it(documents: None) -> None:
-    config = data_curation.Config(scale="full", tasks_per_family=500)
+    config = data_curation.Config(scale="full", tasks_per_family=2_000)
     tasks = {}
-    for task in data_curation.tasks_of(FAMILIES, 500, config):
+    for task in data_curation.tasks_of(FAMILIES, 2_000, config):
         tasks[" ".join(plain_text(task).split())] = task.canonical
     by_split = data_curation.curate("tasks", data_curation.read_sources(config)["tasks"], config)
     held_out, trained = ({tasks[" ".join(text.split())] for text in by_split[split]} for split in ("valid", "train"))

@@ -109,8 +109,9 @@ class Ours:
     """This project's side."""
 
     def __init__(self, model: NemotronH, bf16: bool = False) -> None:
+        # All completions of a prompt fit a row, which then has the prompt once.
         policy: dict[str, Any] = {
-            "model_name": "model", "max_total_sequence_length": 256, "train_micro_batch_size": 8,
+            "model_name": "model", "max_total_sequence_length": 576, "train_micro_batch_size": 4,
             "freeze_moe_router": False, "moe_router_bias_update_rate": 0.0,
             "generation": {"max_new_tokens": NEW_TOKENS},
         }  # fmt: skip

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What `nemotron nano3 pipe -c tiny`, or super3's, reaches over several seeds, and the bands that follow from it.
+"""What `nemotron FAMILY pipe -c tiny` reaches over several seeds, and the bands that follow from it.
 
     python benchmarks/seeds.py --seeds 1 2 3 4 5 --at-once 2
-    python benchmarks/seeds.py --family super3 --seeds 1 2 3 4 5 --at-once 2
+    python benchmarks/seeds.py --family super3 --seeds 1 2 3 4 5 --at-once 2    # or lightning35
 
 Every seed has an output root of its own (under output/seeds), so that nothing is skipped and nothing is mixed up. The
 data is the same for all seeds; initial weights, the order of the data and what RL samples are not. A band is the mean
@@ -39,6 +39,7 @@ SEEDS = {
         **{f"{step}:seed": 1_000 * i for i, step in enumerate(("rlvr1", "rlvr2", "rlvr3", "swe1", "swe2"))},
         **{f"{step}:seed": 0 for step in ("genrm", "rlhf", "mtp-healing")},
     },
+    "lightning35": {"pretrain:rng.seed": 0, "sft:rng.seed": 0, "rl:seed": 0, "qad:rng.seed": 0},
 }  # fmt: skip
 
 

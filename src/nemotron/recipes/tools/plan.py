@@ -155,7 +155,7 @@ def plan(options: Options) -> dict[str, Any]:
 
 def gpu_plan(training: Training, name: str, spec: Runspec, options: Options) -> dict[str, Any]:
     """On GPUs: memory by part, time by part, totals, the smallest layout that fits."""
-    gpu = find_gpu(name, training.layout.precision)
+    gpu = find_gpu(name, training.layout.precision, *(precision for _, precision in training.layout.matchers))
     stated = (training.nodes or spec.resources.nodes) * (training.gpus_per_node or spec.resources.gpus_per_node)
     total = options.nodes * gpu.node if options.nodes else stated
     generating = (training.generation_nodes or 0) * (training.gpus_per_node or gpu.node)

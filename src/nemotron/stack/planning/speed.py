@@ -55,13 +55,14 @@ def coefficients(of: str) -> dict[str, float]:
     return values
 
 
-def find_gpu(name: str, precision: str) -> Gpu:
-    """The GPU called so. Raises UserError: unknown; it has no matrix products in that precision."""
+def find_gpu(name: str, *precisions: str) -> Gpu:
+    """The GPU called so. Raises UserError: unknown; it has no matrix products in one of these precisions."""
     if name not in gpus():
         raise UserError(f"no GPU {name!r}", did_you_mean(name, [*gpus(), "cpu"], "GPUs"))
     gpu = gpus()[name]
-    if precision not in gpu.tflops:
-        raise UserError(f"{name} has no {precision}", f"it has {', '.join(gpu.tflops)}: mixed_precision=bf16_mixed")
+    if missing := [precision for precision in precisions if precision not in gpu.tflops]:
+        keys = "mixed_precision=bf16_mixed" + " model.quant_recipe=null" * (len(precisions) > 1)
+        raise UserError(f"{name} has no {missing[0]}", f"it has {', '.join(gpu.tflops)}: {keys}")
     return gpu
 
 

@@ -146,3 +146,17 @@ def test_how_many_checkpoints_of_rl_are_kept() -> None:
         assert f"checkpoint  0.44 TB  {note}\n" in page(planned(config) | named, 2.0)
     opened["checkpointing"]["keep_top_k"] = 100
     assert "up to 100 are kept: 44.21 TB" in page(planned(opened) | named, None)
+
+
+def test_super_on_hopper_wants_both_keys_that_the_hint_names() -> None:
+    """phase1 has NVFP4, and MXFP8 for Mamba's out_proj: Hopper has neither."""
+
+    def on_h100(*keys: str) -> dict[str, Any]:
+        return plan(Options("super3", "pretrain", None, list(keys), "h100", 64, None, None, False))
+
+    with pytest.raises(UserError, match="h100 has no nvfp4") as error:
+        on_h100()
+    keys = str(error.value.hint).rpartition(": ")[2].split()
+    with pytest.raises(UserError, match="h100 has no mxfp8"):
+        on_h100(keys[0])
+    assert on_h100(*keys)["precision"] == "bf16"

@@ -100,6 +100,7 @@ def _reinforcement(data: Mapping[str, Any], layout: Layout, placed: dict[str, An
     micro = _first(data, "policy.train_micro_batch_size")
     if "dpo" in data:  # a pair is two sequences
         sequences = 2 * _first(data, "policy.train_global_batch_size")
+        micro *= 1 if placed["embedded"] else 2  # here it counts rows of packed pairs
         steps = group_at(data, "dpo").get("max_num_steps")
         return Training(replace(layout, seq_len=seq_len, global_batch=sequences, micro_batch=micro), steps, **placed)
     grpo = group_at(data, "grpo")

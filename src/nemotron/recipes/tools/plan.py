@@ -177,7 +177,8 @@ def gpu_plan(training: Training, name: str, spec: Runspec, options: Options) -> 
         raise UserError(error.message, hint) from None
     memory = training_memory(layout)
     numbers: dict[str, Any] = {
-        "gpu": name, "gpus": total, "generation_gpus": generating, "layout": in_words(layout),
+        "gpu": name, "gpus": total, "generation_gpus": generating,
+        "judge_gpus": training.judge_nodes * (training.gpus_per_node or gpu.node), "layout": in_words(layout),
         "precision": layout.precision,
         "tokens_an_iteration": layout.tokens, "iterations": training.iterations, "micro_batches": layout.micro_batches,
         "memory_bytes": dataclasses.asdict(memory), "memory_total_bytes": memory.total,
@@ -271,7 +272,7 @@ def totals(numbers: dict[str, Any], price: float | None) -> dict[str, Any]:
         found["tokens_a_second_and_gpu"] = numbers["tokens_an_iteration"] / seconds / gpus
     if steps is not None:
         found["hours"] = steps * seconds / 3600
-        found["gpu_hours"] = found["hours"] * gpus
+        found["gpu_hours"] = found["hours"] * (gpus + numbers.get("judge_gpus", 0))
         if price is not None and gpus:
             found["cost"] = found["gpu_hours"] * price
     return found
@@ -296,6 +297,8 @@ def page(numbers: dict[str, Any], price: float | None) -> str:
             f"{numbers['gpu']}, {numbers['layout']}, {numbers['precision']}"]  # fmt: skip
     if numbers.get("generation_gpus"):
         head.append(f"and {numbers['generation_gpus']:,} GPUs that generate")
+    if numbers.get("judge_gpus"):
+        head.append(f"and {numbers['judge_gpus']:,} GPUs of judges")
     tables = [memory_rows(numbers), time_rows(numbers), total_rows(numbers, price)]
     if numbers["gpus"]:
         tables.append([checkpoint_row(numbers)])

@@ -36,6 +36,7 @@ class Training:
 
     iterations: of the run; None: the config leaves it open. nodes, gpus_per_node: as the config states them. embedded:
     the stack of this package runs it. rl: generation beside training; its GPUs are `generation_nodes`, None: the same.
+    judge_nodes: of NeMo Gym, which come on top of `nodes`.
     save_interval: iterations between checkpoints. checkpoints: how many of them are kept at a time, None: all.
     """
 
@@ -49,6 +50,7 @@ class Training:
     lag: int = 0
     engine: int = 1
     generation_nodes: int | None = None
+    judge_nodes: int = 0
     memory_share: float = 0.0
     is_rl: bool = False
 
@@ -118,6 +120,7 @@ def _reinforcement(data: Mapping[str, Any], layout: Layout, placed: dict[str, An
         generation_nodes=None
         if colocated.get("enabled", True)
         else (colocated.get("resources") or {}).get("num_nodes"),
+        judge_nodes=group_at(data, "env.nemo_gym").get("num_gpu_nodes") or 0,
         memory_share=engines.get("gpu_memory_utilization", 0.9),
         is_rl=True,
         **placed,

@@ -68,6 +68,17 @@ def test_off_policy_the_slower_half_decides() -> None:
         planned(config, nodes=16)
 
 
+def test_gpus_of_judges_are_paid_for() -> None:
+    config = copy.deepcopy(RLVR)
+    config["env"] = {"nemo_gym": {"num_gpu_nodes": 4}}
+    numbers, without = planned(config), planned(RLVR)
+    assert numbers["iteration_seconds"] == without["iteration_seconds"]
+    assert numbers["cost"] == pytest.approx(2 * (256 + 32) * 100 * numbers["iteration_seconds"] / 3600)
+    named = {"family": "nano3", "stage": "rlhf", "config": "default"}
+    assert "\nand 32 GPUs of judges\n" in page(numbers | named, 2.0)
+    assert "judges" not in page(without | named, 2.0)
+
+
 def test_the_page_says_what_the_config_leaves_open() -> None:
     config = copy.deepcopy(RLVR)
     config["grpo"]["max_num_steps"] = 1_000_000

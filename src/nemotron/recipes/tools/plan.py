@@ -143,7 +143,13 @@ def plan(options: Options) -> dict[str, Any]:
     training = read_training(data if is_published_size(data) else with_what_artifacts_say(data), options.family)
     head: dict[str, Any] = {"family": options.family, "stage": options.stage, "config": name}
     if training.iterations is not None:
-        training = replace(training, iterations=training.iterations - iterations_before(data))
+        before = iterations_before(data)
+        if training.iterations <= before:
+            raise UserError(
+                f"train.train_iters {training.iterations:,} ends before this phase begins, at iteration {before:,}",
+                "it counts from the beginning of the schedule",
+            )
+        training = replace(training, iterations=training.iterations - before)
     gpu_name = options.gpu or ("cpu" if training.embedded else "gb200" if training.gpus_per_node == 4 else "h100")
     if training.embedded or gpu_name == "cpu":
         of_gpus = {"--nodes": options.nodes, "--mean-tokens": options.mean_tokens, "--price": options.price}

@@ -171,3 +171,9 @@ def test_super_on_hopper_wants_both_keys_that_the_hint_names() -> None:
     with pytest.raises(UserError, match="h100 has no mxfp8"):
         on_h100(keys[0])
     assert on_h100(*keys)["precision"] == "bf16"
+
+
+def test_a_phase_that_would_end_before_it_begins() -> None:
+    keys = ["train.train_iters=900000", "train.train_tokens=22_649_241_600_000"]  # x 3,072 x 8,192
+    with pytest.raises(UserError, match="900,000 ends before this phase begins, at iteration 933,806"):
+        plan(Options("nano3", "pretrain", "phase2", keys, None, None, None, None, False))

@@ -169,6 +169,8 @@ def gpu_plan(training: Training, name: str, spec: Runspec, options: Options) -> 
         raise UserError(f"{generating} GPUs generate, and there are {total} in all")
     layout = replace(training.layout, gpus=total - generating)
     training = replace(training, layout=layout)
+    if options.mean_tokens and not training.is_rl:
+        raise UserError("--mean-tokens is of generation, and this config generates nothing")
     mean = options.mean_tokens or layout.seq_len // 2
     if mean > layout.seq_len:
         raise UserError(f"--mean-tokens {mean:,} exceeds the {layout.seq_len:,} tokens of the longest sequence")

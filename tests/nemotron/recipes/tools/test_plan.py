@@ -177,3 +177,9 @@ def test_a_phase_that_would_end_before_it_begins() -> None:
     keys = ["train.train_iters=900000", "train.train_tokens=22_649_241_600_000"]  # x 3,072 x 8,192
     with pytest.raises(UserError, match="900,000 ends before this phase begins, at iteration 933,806"):
         plan(Options("nano3", "pretrain", "phase2", keys, None, None, None, None, False))
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "dpo"])
+def test_a_training_that_generates_nothing_takes_no_mean_of_tokens(stage: str) -> None:
+    with pytest.raises(UserError, match="--mean-tokens is of generation"):
+        plan(Options("nano3", stage, None, [], None, None, None, 4096, False))

@@ -140,6 +140,8 @@ def plan(options: Options) -> dict[str, Any]:
     """All numbers of a plan; what `--json` prints."""
     step = find_step(options.family, options.stage)
     data, spec, name = resolved_config(step, options.config, options.overrides)
+    if group_at(data, "peft").get("peft_scheme"):
+        raise UserError("no plan for adapters: a plan counts all weights as trained")
     training = read_training(data if is_published_size(data) else with_what_artifacts_say(data), options.family)
     head: dict[str, Any] = {"family": options.family, "stage": options.stage, "config": name}
     if training.iterations is not None:

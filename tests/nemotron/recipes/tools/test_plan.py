@@ -183,3 +183,9 @@ def test_a_phase_that_would_end_before_it_begins() -> None:
 def test_a_training_that_generates_nothing_takes_no_mean_of_tokens(stage: str) -> None:
     with pytest.raises(UserError, match="--mean-tokens is of generation"):
         plan(Options("nano3", stage, None, [], None, None, None, 4096, False))
+
+
+@pytest.mark.parametrize("config", ["lora", "tiny-lora"])
+def test_adapters_are_refused_before_their_data_is_looked_for(config: str) -> None:
+    with pytest.raises(UserError, match="no plan for adapters"):
+        plan(Options("nano3", "sft", config, [], None, None, None, None, False))

@@ -15,6 +15,7 @@ if __name__ == "__main__":  # imports take a second or more: Ctrl-C is one line
 import dataclasses
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,7 @@ JOB_HOURS = 4  # `time` of [dgx] in env.example.toml
 # Progress lines of `pretrain -c tiny` and `sft -c tiny` on two cores say 0.4 to 0.6 of the measured peak.
 CPU_SHARE = 0.5
 MOST_STAGES = 20  # of a chain of models, each the base of the next
-UNPLANNED = {"data", "eval", "merge", "quantize"}  # words of commands that train nothing
+UNPLANNED = {"data", "eval", "merge", "prune", "quantize"}  # words of commands that train nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,8 @@ def find_step(family: str, stage: str) -> RecipeStep:
     families = sorted(file.parent.name for file in RECIPES.glob("*/steps.toml"))
     if family not in families:
         raise UserError(f"no family {family!r}", did_you_mean(family, families, "families"))
-    steps = [step for step in read_recipe(RECIPES / family).steps if not UNPLANNED & set(step.command.split())]
+    steps = read_recipe(RECIPES / family).steps
+    steps = tuple(step for step in steps if not UNPLANNED & set(re.split("[ -]", step.command)))
     named = {name: step for step in reversed(steps) for name in (step.command.split()[-1], step.name)}
     named |= {step.name: step for step in steps}
     if stage not in named:

@@ -189,3 +189,9 @@ def test_a_training_that_generates_nothing_takes_no_mean_of_tokens(stage: str) -
 def test_adapters_are_refused_before_their_data_is_looked_for(config: str) -> None:
     with pytest.raises(UserError, match="no plan for adapters"):
         plan(Options("nano3", "sft", config, [], None, None, None, None, False))
+
+
+@pytest.mark.parametrize(("family", "stage"), [("lightning35", "data-pretrain"), ("nano2", "prune")])
+def test_a_step_that_trains_nothing_is_no_stage(family: str, stage: str) -> None:
+    with pytest.raises(UserError, match=f"{family} has no stage '{stage}'"):
+        find_step(family, stage)

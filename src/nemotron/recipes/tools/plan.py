@@ -293,6 +293,8 @@ def totals(numbers: dict[str, Any], price: float | None) -> dict[str, Any]:
 def in_words(layout: Layout) -> str:
     """A layout in a line."""
     sizes = {"TP": layout.tensor, "PP": layout.pipeline, "CP": layout.context, "EP": layout.expert}
+    if (size := layout.parallel.expert_tensor_parallel_size) > 1:
+        sizes["ETP"] = size
     shown = " ".join(f"{name}{size}" for name, size in sizes.items())
     return f"{layout.gpus} GPUs: {shown} DP{layout.data}" + (" SP" if layout.parallel.sequence_parallel else "")
 

@@ -39,7 +39,7 @@ def planned(config: dict[str, Any], nodes: int | None = None, mean_tokens: int |
 
 def test_on_policy_all_gpus_do_both() -> None:
     numbers = planned(RLVR, mean_tokens=12_288)
-    assert numbers["gpus"] == 256 and numbers["layout"].startswith("256 GPUs: TP2 PP2 CP4 EP8 DP16")
+    assert numbers["gpus"] == 256 and numbers["layout"] == "256 GPUs: TP2 PP2 CP4 EP8 DP16 SP"
     assert numbers["tokens_an_iteration"] == 128 * 16 * 12_288
     # 2,048 sequences of a quarter of the length are 512 rows: 32 for each of 16 replicas
     assert numbers["micro_batches"] == 32
@@ -51,6 +51,12 @@ def test_on_policy_all_gpus_do_both() -> None:
     assert engine["kv_cache_bytes"] == pytest.approx(32 * 12_288 * 6 * 512 * 2 / 4)
     assert engine["weights_bytes"] == pytest.approx(2 * 31.578e9 / 4, rel=1e-4)
     assert numbers["cost"] == pytest.approx(2 * 256 * 100 * numbers["iteration_seconds"] / 3600)
+
+
+def test_the_layout_shows_what_shares_the_experts_matrices() -> None:
+    config = copy.deepcopy(RLVR)
+    config["policy"]["megatron_cfg"]["expert_tensor_parallel_size"] = 2
+    assert planned(config)["layout"] == "256 GPUs: TP2 PP2 CP4 EP8 ETP2 DP16 SP"
 
 
 def test_off_policy_the_slower_half_decides() -> None:

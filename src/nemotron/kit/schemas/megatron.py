@@ -182,7 +182,7 @@ class CheckpointConfig(Group):
         description="folder of checkpoints to go on from with optimiser, schedule and iteration; None: the run's own",
     )
     save_interval: int = Field(ge=1, description="iterations between checkpoints")
-    most_recent_k: int = Field(2, ge=-1, description="newest checkpoints kept; -1: all")
+    most_recent_k: int = Field(2, ge=-1, description="newest checkpoints kept; 0, -1: all")
     async_save: bool = Field(True, description="write them in the background")
 
 

@@ -134,7 +134,7 @@ def _checkpoints(data: Mapping[str, Any]) -> dict[str, int | None]:
         return {"save_interval": saves.get("save_period", 1), "checkpoints": None if kept >= OPEN_END else kept}
     saves = group_at(data, "checkpoint")
     kept = saves.get("most_recent_k", -1)
-    return {"save_interval": saves.get("save_interval", 1), "checkpoints": None if kept < 0 else kept}
+    return {"save_interval": saves.get("save_interval", 1), "checkpoints": None if kept < 1 else kept}
 
 
 def _megatron(data: Mapping[str, Any]) -> dict[str, Any]:

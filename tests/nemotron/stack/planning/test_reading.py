@@ -53,6 +53,13 @@ def test_a_config_of_megatron_bridge() -> None:
     assert (training.nodes, training.gpus_per_node, training.embedded) == (16, 4, False)
 
 
+@pytest.mark.parametrize(("newest", "kept"), [(-1, None), (0, None), (1, 1)])
+def test_how_many_checkpoints_megatron_bridge_keeps(newest: int, kept: int | None) -> None:
+    """It removes `found[:-most_recent_k]` (cleanup_old_non_persistent_checkpoint): of 0 that is nothing."""
+    training = read_training(BRIDGE | {"checkpoint": {"save_interval": 10, "most_recent_k": newest}}, "super3")
+    assert training.checkpoints == kept
+
+
 @pytest.mark.parametrize("in_fp32", [False, True])
 def test_the_buffer_of_gradients_is_the_config_s(in_fp32: bool) -> None:
     replicas, rl = {"grad_reduce_in_fp32": in_fp32}, copy.deepcopy(NEMO_RL)

@@ -128,9 +128,10 @@ def _reinforcement(data: Mapping[str, Any], layout: Layout, placed: dict[str, An
 
 
 def _checkpoints(data: Mapping[str, Any]) -> dict[str, int | None]:
-    """How often a config saves, and how many of them stay: the newest in Megatron-Bridge, the best in NeMo-RL."""
+    """How often a config saves, and how many of them stay: the newest in Megatron-Bridge, in NeMo-RL the best by a
+    metric and the newest one."""
     if saves := group_at(data, "checkpointing"):
-        kept = saves.get("keep_top_k", OPEN_END)
+        kept = saves.get("keep_top_k", OPEN_END) + (saves.get("metric_name") is not None)
         return {"save_interval": saves.get("save_period", 1), "checkpoints": None if kept >= OPEN_END else kept}
     saves = group_at(data, "checkpoint")
     kept = saves.get("most_recent_k", -1)

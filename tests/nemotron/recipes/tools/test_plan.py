@@ -151,14 +151,17 @@ def test_phase_1_keeps_what_the_longest_merge_needs() -> None:
 
 def test_how_many_checkpoints_of_rl_are_kept() -> None:
     bounded, ended = copy.deepcopy(RLVR), copy.deepcopy(RLVR)
-    bounded["checkpointing"] = {"save_period": 30, "keep_top_k": 3}
+    # the best two, and the newest: remove_old_checkpoints of NeMo-RL
+    bounded["checkpointing"] = {"save_period": 30, "keep_top_k": 2, "metric_name": "val:total_reward/mean"}
+    newest = copy.deepcopy(bounded)
+    newest["checkpointing"] |= {"keep_top_k": 3, "metric_name": None}
     ended["checkpointing"] = {"save_period": 30, "keep_top_k": 1_000_000}
     opened = copy.deepcopy(ended)
     opened["grpo"]["max_num_steps"] = 1_000_000
     named = {"family": "nano3", "stage": "rlvr", "config": "default"}
     for config, note in (
-        (bounded, "3 of 4 are kept: 1.33 TB"), (ended, "4 of 4 are kept: 1.77 TB"),
-        (opened, "one in 30 iterations, and all are kept"),
+        (bounded, "3 of 4 are kept: 1.33 TB"), (newest, "3 of 4 are kept: 1.33 TB"),
+        (ended, "4 of 4 are kept: 1.77 TB"), (opened, "one in 30 iterations, and all are kept"),
     ):  # fmt: skip
         assert f"checkpoint  0.44 TB  {note}\n" in page(planned(config) | named, 2.0)
     opened["checkpointing"]["keep_top_k"] = 100

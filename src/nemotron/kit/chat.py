@@ -372,8 +372,8 @@ def check_messages(messages: Sequence[Message], where: str = "message") -> None:
         if role == "system" and i > 0:
             raise UserError(f"{where} {i}: a system message can only come first")
         content = message.get("content")
-        calls = (message.get("tool_calls") or []) if role == "assistant" else []
-        if not isinstance(content, str) and not (calls and content is None):
+        calls = message.get("tool_calls") or []
+        if not isinstance(content, str) and not (role == "assistant" and calls and content is None):
             raise UserError(f"{where} {i} ({role}): content must be text")
         if message.get("weight", 1) not in (0, 1):
             raise UserError(

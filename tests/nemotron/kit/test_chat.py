@@ -415,6 +415,8 @@ def test_misspelt_template_is_refused_with_the_nearest_name() -> None:
         ([{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}], "a tool call needs a name"),
         ([{"role": "user", "content": None, "tool_calls": [CALLED]}], "message 0 .user.: content must be text"),
         ([{"role": "assistant", "content": None, "tool_calls": 3}], "tool_calls must be a list"),
+        ([{**USER, "tool_calls": 3}], "message 0 .user.: tool_calls must be a list"),
+        ([{**USER, "tool_calls": "null"}], "message 0 .user.: tool_calls must be a list"),
         (["hello"], "message 0 is not an object"),
     ],
 )

@@ -148,6 +148,26 @@ def check_template_tokens(tokenizer: Tokenizer, location: str, template: str) ->
             )
 
 
+_RARE = "\U00010348"  # a Gothic letter: in no vocabulary but for its bytes
+
+
+def check_covers(tokenizer: Tokenizer, location: str) -> None:
+    """UserError if a letter outside of the vocabulary would be lost, or end the run: neither its bytes nor an unknown
+    token stand for it.
+
+    `location`: of the tokenizer, as messages name it.
+    """
+    try:
+        is_lost = not tokenizer.encode(_RARE, add_special_tokens=False).ids
+    except Exception:  # the library raises nothing narrower
+        is_lost = True
+    if is_lost:
+        raise UserError(
+            f"tokenizer {location} has no token for letters outside of its vocabulary, which would be lost",
+            "take a byte-level tokenizer, or one with byte_fallback or an unk_token in its vocabulary",
+        )
+
+
 # --- A tokenizer that is there already ------------------------------------------------------------------------------
 
 FILES = (
@@ -228,8 +248,8 @@ def find_tokenizer(location: str) -> TokenizerFiles:
 def template_with(tokenizer: TokenizerFiles, chat_template: str) -> str:
     """A chat template as `kit.chat` takes it: `chat_template`, or where it says so the folder of the tokenizer.
 
-    UserError: the tokenizer has no template, or not the tokens that the template needs; or it would train something
-    else than answers.
+    UserError: the tokenizer has no template, or not the tokens that the template needs, or would lose letters; or the
+    template would train something else than answers.
     """
     if chat_template == OF_TOKENIZER:
         folder = tokenizer.files["tokenizer.json"].parent
@@ -240,7 +260,9 @@ def template_with(tokenizer: TokenizerFiles, chat_template: str) -> str:
             )
         chat_template = str(folder)
     load_template(chat_template).check_mask()
-    check_template_tokens(tokenizer_from(tokenizer.json_text()), tokenizer.location, chat_template)
+    made = tokenizer_from(tokenizer.json_text())
+    check_template_tokens(made, tokenizer.location, chat_template)
+    check_covers(made, tokenizer.location)
     return chat_template
 
 

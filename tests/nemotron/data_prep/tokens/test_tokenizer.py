@@ -6,18 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hub_server import running_hub
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.tokens.encoding import plain_tokenizer
 from nemotron.data_prep.tokens.tokenizer import (
     SPECIAL_TOKENS,
+    check_covers,
     find_tokenizer,
     save_tokenizer,
     template_with,
@@ -70,6 +72,20 @@ def test_training_writes_nothing_where_nobody_watches(capfd: pytest.CaptureFixtu
 
 def test_training_does_not_depend_on_the_order_of_texts() -> None:
     assert train_tokenizer(TEXTS, 350).to_str() == train_tokenizer(TEXTS[::-1], 350).to_str()
+
+
+@pytest.mark.parametrize(
+    ("model", "is_lost"),
+    [
+        (models.BPE(vocab={"a": 0, "b": 1}, merges=[]), True),  # left out without a word
+        (models.WordLevel({"a": 0}, unk_token="<unk>"), True),  # an exception while encoding
+        (models.BPE(vocab={"a": 0, "<unk>": 1}, merges=[], unk_token="<unk>"), False),
+        (models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"), False),
+    ],
+)
+def test_a_tokenizer_that_would_lose_letters_is_refused(model: models.Model, is_lost: bool) -> None:
+    with pytest.raises(UserError, match="tokenizer mine has no token for letters") if is_lost else nullcontext():
+        check_covers(Tokenizer(model), "mine")
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:

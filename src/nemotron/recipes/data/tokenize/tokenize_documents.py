@@ -64,7 +64,7 @@ from nemotron.data_prep.tokens.tokenization import (
     skipped_table,
     tokenize_sources,
 )
-from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, find_tokenizer
+from nemotron.data_prep.tokens.tokenizer import TokenizerFiles, check_covers, find_tokenizer
 from nemotron.data_prep.work.engines import open_engine
 from nemotron.data_prep.work.shards import discard, freeze
 from nemotron.kit import PretrainBlend, Source, open_run, print_complete, share_of
@@ -88,6 +88,7 @@ def main() -> None:
         tokenizer_files = tokenizer_files or find_tokenizer(cfg.tokenizer)
         tokenizer_json = tokenizer_files.json_text()
         tokenizer = plain_tokenizer(tokenizer_json)
+        check_covers(tokenizer, tokenizer_files.location)
         vocab_size = vocab_size_of(tokenizer)
         dtype = token_dtype(vocab_size).__name__
         eos_id = special_id(tokenizer_files, "eos_token") if cfg.add_eos else None

@@ -147,8 +147,10 @@ def main() -> None:
             check_scale(name, cfg.scale_all, records=records + beyond, beyond=beyond)
             unread = read.unread_bytes / sizes[name]
             check_skipped(name, records, errors, read.samples, cfg.reading.max_skipped, unread)
-            unusable = {reason: count for reason, count in skipped.items() if reason != BEYOND_CAP}
-            check_kept(name, read=records, kept=read.records, dropped=unusable)
+            # What a cap leaves out is asked for, unless it is all.
+            unusable = {reason: n for reason, n in skipped.items() if reason != BEYOND_CAP or not read.records}
+            too_small = {BEYOND_CAP: "no document fits into the max_tokens of the source: raise it"}
+            check_kept(name, read=records, kept=read.records, dropped=unusable, remedies=too_small)
 
         # --- Mixture: what the blend asks for, against what there is -------------------------------------------------
         available = {

@@ -112,6 +112,8 @@ def _show_table(evaluation: Version, results: Sequence[StepResult], family: Path
     from rich.console import Console
     from rich.table import Table
 
+    from nemotron.kit.metrics import format_seconds
+
     models = _described_models(family)
     table = Table("stage", "quantity", "reached", "band", "", title="What each stage reached")
     for column in table.columns[2:4]:
@@ -128,14 +130,10 @@ def _show_table(evaluation: Version, results: Sequence[StepResult], family: Path
         mark = "ok" if band["passed"] else "[bold red]outside[/]"
         table.add_row(stage if model != above else "", quantity.replace("_", " "), value, expected, mark)
         above = model
-    walls = [f"{r.step.name} {'skipped' if r.status == 'skipped' else _minutes(r.seconds)}" for r in results]
+    walls = [f"{r.step.name} {'skipped' if r.status == 'skipped' else format_seconds(r.seconds)}" for r in results]
     console = Console(highlight=False)
     console.print(table if table.rows else "no bands: the config of the evaluation states none")
     if not_run := metrics.get("not_run"):
         line = f"not run, as no sandbox started: {', '.join(not_run)}; means and bands are without it"
         console.print(line, soft_wrap=True)
-    console.print(f"wall time {_minutes(sum(r.seconds for r in results))}: {', '.join(walls)}", soft_wrap=True)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    console.print(f"wall time {format_seconds(sum(r.seconds for r in results))}: {', '.join(walls)}", soft_wrap=True)

@@ -100,9 +100,6 @@ class Interrupted(RunspecError):
 
     exit_code = INTERRUPTED
 
-    def __init__(self, message: str = "interrupted", hint: str | None = None) -> None:
-        super().__init__(message, hint)
-
 
 class Preempted(RunspecError):
     """A signal asked the run to leave, and it saved `checkpoint` first. Exit 143."""

@@ -41,7 +41,7 @@ def raising(error: BaseException) -> int:
     [
         (UserError("bad key", "did you mean lr?"), 2, "error: bad key\ndid you mean lr?\n"),
         (RunFailed("loss is nan"), 1, "error: loss is nan\n"),
-        (Interrupted(), 130, "error: interrupted\n"),
+        (Interrupted("interrupted"), 130, "error: interrupted\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
         (Preempted("ckpt/7"), 143, "error: stopped on a signal; checkpoint saved: ckpt/7\nthe same command"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "error: /x: Permission denied\n"),

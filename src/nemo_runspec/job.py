@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import os
 import re
 import sys
@@ -29,13 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_runspec.config.loader import LoadedConfig, chosen_config, list_configs, load_config
-from nemo_runspec.config.resolve import ResolvedConfig, resolve_config
-from nemo_runspec.config.validate import UserLocation
+from nemo_runspec.config.resolve import ResolvedConfig, config_text, resolve_config
 from nemo_runspec.config.yaml_text import dump_yaml
 from nemo_runspec.env import artifacts_root, output_root
 from nemo_runspec.errors import DEBUG, ArtifactError, UserError, debugging
 from nemo_runspec.execution.interrupts import say
 from nemo_runspec.execution.needs import check_needs
+from nemo_runspec.execution.remote_files import split_remote
 from nemo_runspec.fingerprint import config_fingerprint, run_dir_for
 from nemo_runspec.git import git_commit
 from nemo_runspec.installation import check_dependencies, check_imports
@@ -216,7 +215,7 @@ def build_job_config(
         spec,
         look_up=env.registry_is_reachable,
         registry=registry_of(env),
-        found_here=None if env.executor == "local" else functools.partial(_found_here, env, dry_run),
+        found_here=None if env.executor == "local" else functools.partial(split_remote, env, dry_run=dry_run),
         publish=not dry_run,
     )
     known, missing = dict(produced or {}), list[ArtifactError]()
@@ -296,12 +295,6 @@ def _for_another_script(spec: Runspec, config_dir: Path) -> list[str]:
     return names
 
 
-def _found_here(env: Env, dry_run: bool, locations: list[UserLocation]) -> list[UserLocation]:
-    from nemo_runspec.execution.remote_files import split_remote
-
-    return split_remote(env, locations, dry_run=dry_run)
-
-
 def job_name(text: str) -> str:
     """`text` with a dash for what may not stand in the name of a job, which is that of its folder too."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "job"
@@ -324,12 +317,7 @@ def save_configs(job_config: Job, spec: Runspec) -> Path:
         UserError: the folder cannot be written.
     """
     folder = job_config.run.dir
-    data, fmt = job_config.resolved.data, spec.config.format
-    if fmt == "json":
-        train = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-    else:
-        train = f"# The resolved config of {spec.name}; where it comes from: job.yaml\n"
-        train += dump_yaml(data, escape=fmt == "omegaconf")
+    train = config_text(job_config.resolved.data, spec, escape=spec.config.format == "omegaconf")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_in_one_step(folder / "job.yaml", job_yaml(job_config, spec))

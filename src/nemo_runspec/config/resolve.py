@@ -179,15 +179,20 @@ def config_to_ship(resolved: ResolvedConfig) -> str:
     for key, version in resolved.inputs.items():
         if version is not None:
             put_reference(data["run"], key, f"{version.ref}@{version.digest[:12]}")
-    if spec.config.format == "json":
-        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     if spec.config.format == "omegaconf":
         data = escape_interpolation(data)
         # A value depends on an artifact if it is another one with `${art:…}` left as text.
         here = _values(resolved.loaded, resolved.run, lambda key, what: _field_of(resolved.inputs, key, what))
         anywhere = _values(resolved.loaded, resolved.run, lambda key, what: f"${{art:{key},{what}}}")
         _put_differing(data, anywhere, here)
-    return f"# The resolved config of {spec.name}; where it comes from: job.yaml\n" + dump_yaml(data, escape=False)
+    return config_text(data, spec, escape=False)
+
+
+def config_text(data: dict[str, Any], spec: Runspec, *, escape: bool) -> str:
+    """The file of a job's config, in the format of its script. `escape`: as in `dump_yaml`."""
+    if spec.config.format == "json":
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return f"# The resolved config of {spec.name}; where it comes from: job.yaml\n" + dump_yaml(data, escape=escape)
 
 
 def _put_differing(data: Any, anywhere: Any, here: Any) -> None:

@@ -18,6 +18,7 @@ import jinja2
 from nemo_runspec.artifacts import Registry, Version
 from nemo_runspec.errors import UserError
 from nemotron.kit.lineage import LineageNode, format_lineage, raw_sources
+from nemotron.kit.metrics import numbers_in
 from nemotron.kit.model_folder import ADAPTER_CONFIG
 from nemotron.stack.models.config import BLOCK_NAMES, NemotronHConfig
 from nemotron.stack.models.published.parameters import count_mtp_parameters, count_parameters
@@ -32,6 +33,8 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         dtype: of the exported weights.
     """
     record, pattern = version.record, config.hybrid_override_pattern
+    # The windows that pretraining has read say where its next phase goes on, nothing of the model.
+    measured = {name: value for name, value in (record.get("metrics") or {}).items() if name != "drawn"}
     producer = record.get("producer") or {}
     blocks = [f"{pattern.count(symbol)} {name} ({symbol})" for symbol, name in BLOCK_NAMES.items() if symbol in pattern]
     environment = jinja2.Environment(
@@ -55,7 +58,7 @@ def model_card(version: Version, lineage: LineageNode, registry: Registry, confi
         count=count_parameters(config),
         mtp=count_mtp_parameters(config),
         dtype=dtype,
-        numbers=list(_scalars(_measured(record.get("metrics") or {}))),
+        numbers=numbers_in(measured),
         evaluations=list(_evaluations(version, registry)),
         lineage="\n".join(format_lineage(lineage)),
         sources=raw_sources(lineage),
@@ -94,20 +97,6 @@ def _evaluations(version: Version, registry: Registry) -> Iterator[tuple[Version
                     break
 
 
-def _measured(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the windows that pretraining has read: they say where its next phase goes on, nothing of the model."""
-    return {name: value for name, value in metrics.items() if name != "drawn"}
-
-
-def _scalars(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers in nested metrics with their dotted path; lists and texts are left to the record."""
-    for key, value in metrics.items():
-        if isinstance(value, dict):
-            yield from _scalars(value, f"{prefix}{key}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"{prefix}{key}", value
-
-
 def _interval(entry: Mapping[str, Any], which: str) -> str:
     value, bounds = entry.get(which), entry.get(f"{which}_95")
     if value is None:
@@ -116,7 +105,7 @@ def _interval(entry: Mapping[str, Any], which: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) or (math.isfinite(value) and value == int(value)) else f"{value:.4g}"
+    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:.4g}"
 
 
 def _cell(text: str) -> str:

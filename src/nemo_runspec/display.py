@@ -8,8 +8,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from nemo_runspec.config.inputs import references_of
-from nemo_runspec.config.resolve import config_to_ship
-from nemo_runspec.config.yaml_text import dump_yaml
+from nemo_runspec.config.resolve import config_text, config_to_ship
 from nemo_runspec.profile import Env
 from nemo_runspec.runspec import Runspec, recipe_name
 from nemo_runspec.secrets import public, without_login
@@ -34,7 +33,7 @@ def display_job(job_config: Job, spec: Runspec, env: Env, *, show_config: bool |
     if show_config or (show_config is None and "--dry-run" in job_config.argv):
         print(f"\n# {spec.job_config_name}")
         if env.executor == "local":
-            print(dump_yaml(job_config.resolved.data, escape=spec.config.format == "omegaconf"), end="")
+            print(config_text(job_config.resolved.data, spec, escape=spec.config.format == "omegaconf"), end="")
         else:
             print(config_to_ship(job_config.resolved))
     sys.stdout.flush()

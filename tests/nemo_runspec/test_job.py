@@ -206,7 +206,9 @@ def test_the_commit_is_recorded(project: Path) -> None:
     assert record["git_commit"] == head
 
 
-def test_a_json_script_gets_json(project: Path, write: Callable[[str, str], Path]) -> None:
+def test_a_json_script_gets_json(
+    project: Path, write: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     write("json/c.json", '{"text": "${x}", "n": 1e-8}')
     header = '# [tool.runspec.config]\n# dir = "json"\n# default = "c"\n# format = "json"\n'
     write("j.py", f'# /// script\n# [tool.runspec]\n# schema = "1"\n# name = "j"\n{header}# ///\n')
@@ -214,8 +216,11 @@ def test_a_json_script_gets_json(project: Path, write: Callable[[str, str], Path
 
     spec = parse_runspec("j.py")
     job = build_job_config(load_config(spec.config_dir, "c", (), "json"), spec, parse_env(), dry_run=False)
-    read = json.loads((save_configs(job, spec) / "train.json").read_text(encoding="utf-8"))
+    written = (save_configs(job, spec) / "train.json").read_text(encoding="utf-8")
+    read = json.loads(written)
     assert (read["text"], read["n"]) == ("${x}", 1e-8)
+    display_job(job, spec, job.env, show_config=True)
+    assert capsys.readouterr().out.endswith(f"\n# train.json\n{written}")
 
 
 def test_a_dry_run_shows_what_would_run_and_no_secret(

@@ -92,8 +92,14 @@ def find_step(family: str, stage: str) -> RecipeStep:
 def resolved_config(step: RecipeStep, name: str | None, overrides: list[str]) -> tuple[dict[str, Any], Runspec, str]:
     """The config as its script would read it, all keys checked, but no artifact looked up; its script, its name."""
     spec = parse(step.script, step.configs)
-    own = step.config_suffix.removeprefix("-")  # of steps that share a script: phase2, rlvr2, final
-    if name is None and own in list_configs(spec.config_dir):
+    if name is None and (own := step.config_suffix.removeprefix("-")):  # of steps that share a script: phase2, final
+        configs = list_configs(spec.config_dir)
+        if own not in configs:  # `default` is that of the first of them
+            choices = ", ".join(config for config in configs if config.endswith(step.config_suffix))
+            raise UserError(
+                f"no config was chosen, and {step.name} has none of the published size",
+                f"choose one with -c NAME: {choices}",
+            )
         name = own
     loaded = load_config(
         spec.config_dir, chosen_config(spec, name), tuple(overrides), spec.config.format, spec.script_path.name

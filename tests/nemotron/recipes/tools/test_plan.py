@@ -103,6 +103,12 @@ def test_a_stage_is_a_step_or_the_last_word_of_its_command(family: str, stage: s
     assert find_step(family, stage).name == name
 
 
+def test_a_step_without_a_config_of_the_published_size_is_not_planned_as_another() -> None:
+    with pytest.raises(UserError, match="no config was chosen, and sft-budget has none") as error:
+        plan(Options("super3", "sft-budget", None, [], None, None, None, None, False))
+    assert error.value.hint == "choose one with -c NAME: smoke-budget, tiny-budget"
+
+
 def test_a_plan_of_the_cpu_takes_nothing_that_is_of_gpus() -> None:
     with pytest.raises(UserError, match="--nodes is for plans of GPUs"):
         plan(Options("nano3", "pretrain", "tiny", [], "cpu", 4, None, None, False))

@@ -85,7 +85,7 @@ class EvaluationConfig(pretraining.EvaluationConfig):
 
 
 class PretrainConfig(training.TrainingConfig):
-    """`nemotron nano3 pretrain`. Published: WSD, linear decay over the last 20 % of the steps (tech report 2.3)."""
+    """`nemotron nano3 pretrain`. Published: WSD, the last 20 % of the steps decay (tech report 2.3); not the shape."""
 
     run: pretraining.RunConfig
     model: ModelConfig = Field(default_factory=ModelConfig)

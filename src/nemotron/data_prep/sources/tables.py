@@ -171,7 +171,8 @@ def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row |
 
 def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Times and decimals as the strings that JSON would hold, within lists and structs too: nanoseconds have no type in
-    Python."""
+    Python. What a dictionary holds once, as that of a pandas categorical, in each row that has it: else all rows would
+    be as long as the dictionary."""
     columns = []
     for column in batch.columns:
         kind = _json_type(column.type)
@@ -180,7 +181,9 @@ def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _json_type(kind: pa.DataType) -> pa.DataType:
-    """The type with strings in the place of times and decimals."""
+    """The type with strings in the place of times and decimals, and without dictionaries."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
         return pa.string()
     if pa.types.is_struct(kind):

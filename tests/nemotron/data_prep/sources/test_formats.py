@@ -134,6 +134,21 @@ def test_other_types_of_text_and_of_values(tmp_path: Path) -> None:
     json.dumps(found)  # what was read can be written
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_row_is_as_long_as_its_own_values_and_not_as_its_dictionary(tmp_path: Path, name: str) -> None:
+    texts = [f"{i:03d}" * 100 for i in range(30)]
+    roles = pa.StructArray.from_arrays([pa.array(["user"] * 30).dictionary_encode()], ["role"])
+    table = pa.table({"text": pa.array(texts).dictionary_encode(), "turns": pa.ListArray.from_arrays(range(31), roles)})
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        with pa.OSFile(str(tmp_path / name), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    found, report = read(tmp_path, max_record_bytes=1000, on_error="skip")
+    assert [row for _, row in found] == [{"text": text, "turns": [{"role": "user"}]} for text in texts]
+    assert not report.skipped
+
+
 def test_byte_order_marks_and_line_ends(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n')
     (tmp_path / "b.md").write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")

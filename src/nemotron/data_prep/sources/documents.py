@@ -11,6 +11,8 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u2060\ufeff\ud800-\udfff]")
+# Vertical tabs (line breaks of slides), form feeds (of pages), separators, NEL: without them words would run together.
+_BREAK = re.compile(r"(?<=\S)[\x0b\x0c\x1c-\x1f\x85]+(?=\S)")
 # Entered at the first blank of a run only: from each of them, a run of n would take n * n / 2 steps.
 _TRAILING = re.compile(r"(?<![ \t])[ \t]++$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{4,}")
@@ -40,9 +42,10 @@ def in_share(key: str, share: float, seed: int) -> bool:
 
 
 def normalise(text: str) -> str:
-    """Canonical Unicode (NFC), Unix line ends, no control, zero-width or lone surrogate characters, no trailing
-    blanks, at most two blank lines in a row, no blank lines around the text. Idempotent."""
+    """Canonical Unicode (NFC), Unix line ends (for a vertical tab or a form feed between words, too), no control,
+    zero-width or lone surrogate characters, no trailing blanks, at most two blank lines in a row, no blank lines around
+    the text. Idempotent."""
     text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
-    text = _CONTROL.sub("", text)
+    text = _CONTROL.sub("", _BREAK.sub("\n", text))
     text = _TRAILING.sub("", text)
     return unicodedata.normalize("NFC", _BLANK_LINES.sub("\n\n\n", text).strip("\n").rstrip())

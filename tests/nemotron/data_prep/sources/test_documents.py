@@ -15,6 +15,8 @@ from nemotron.data_prep.sources.documents import normalise, split_of, stable_has
         ("a\r\nb\rc", "a\nb\nc"),
         ("e\u0301", "\u00e9"),
         ("\ufeffa\u200bb\x00c\x1b[0m", "abc[0m"),
+        ("Title\x0bSubtitle\x85\x0cPage 2", "Title\nSubtitle\nPage 2"),
+        ("a\n\x0cb \x0bc\x0b", "a\nb c"),
         ("a  \nb\t\n", "a\nb"),
         ("a\n\n\n\n\n\nb", "a\n\n\nb"),
         ("\n\n    indented\n\n", "    indented"),

@@ -45,11 +45,14 @@ def make_task(source: str, record: Mapping[str, Any], match: Match | None) -> Ta
         match: of the source; `match_of` has what a record may say about it.
 
     Raises:
-        UserError: there is no answer, a regular expression is none, the choices are no such list, or the answer is not
-            among them.
+        UserError: the question is empty or no text, there is no answer, a regular expression is none, the choices are
+            no such list, or the answer is not among them.
     """
-    question, answer, match = str(record["question"]), record.get("answer"), match_of(record, match)
-    answers = [str(each).strip() for each in (answer if isinstance(answer, list) else [answer]) if each is not None]
+    question, answer, match = _text_of(record["question"], "question"), record.get("answer"), match_of(record, match)
+    given = answer if isinstance(answer, list) else [answer]
+    answers = [_text_of(each, "answer").strip() for each in given if each is not None]
+    if not question.strip():
+        raise UserError("the question is empty")
     if not answers or not all(answers):
         raise UserError("a question without an answer")
     spec: dict[str, Any] = {"match": match, "answers": answers}
@@ -105,6 +108,15 @@ def answered(spec: dict[str, Any], answer: str) -> str | None:
     return _chosen(spec["options"], answer)
 
 
+def _text_of(value: Any, field: str) -> str:
+    """Text, or a number as people write it: a column of numbers, one of them missing, holds 42 as 42.0."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if not isinstance(value, str | int | float) or value != value:  # nan is no answer
+        raise UserError(f"{field} must be text or a number, not {textwrap.shorten(repr(value), 100, placeholder=' …')}")
+    return str(value)
+
+
 def _contains(said: str, answer: str) -> bool:
     """Whether the answer stands there as whole words, and a number as a whole: 7 is not in 7.5, 7,000, -7 or 1/7."""
     before = r"(?<![\w+\-\u2212\u2013/])(?<![\d\s][.,])" if answer[:1].isdigit() else r"(?<!\w)"
@@ -148,7 +160,8 @@ def _options(choices: Any) -> tuple[list[str], list[str]]:
         )
     if len(texts) > len(string.ascii_uppercase):
         raise UserError(f"{len(texts)} choices; there are letters for {len(string.ascii_uppercase)}")
-    return [str(text).strip() for text in texts], [str(label).strip() for label in labels]
+    written, named = ([_text_of(each, "choices").strip() for each in some] for some in (texts, labels))
+    return written, named
 
 
 def _plain(text: str) -> str:

@@ -24,6 +24,8 @@ def task_of(answer: Any, match: Match | None, choices: Any = PLANETS, stated: st
     [
         ("exact", "New  York", ["new york", " New York.", "NEW\nYORK"], ["in New York", "New Yorker", ""]),
         ("exact", 42, ["42", "42."], ["42.0", "442"]),
+        ("exact", 42.0, ["42"], ["42.0"]),  # of a Parquet column in which an answer is missing
+        ("exact", 0.5, ["0.5"], ["0", "1"]),
         ("exact", ["colour", "color"], ["Color", "colour"], ["colours"]),
         ("contains", "42", ["It is 42, I think.", "42"], ["It is 420", "It is 142", "4 2"]),
         (
@@ -63,6 +65,7 @@ def test_choices_are_offered_and_a_base_model_is_asked_in_plain_text() -> None:
         ({"text": ["the Earth", "Mars", "Venus 2"]}, "Mars"),
         ('["the Earth", "Mars", "Venus 2"]', "mars"),  # as a CSV holds it
         ('{"text": ["the Earth", "Mars", "Venus 2"], "label": [1, 2, 3]}', 2),
+        ({"text": ["the Earth", "Mars", "Venus 2"], "label": [1.0, 2.0, 3.0]}, 2),
     ],
 )
 def test_choices_are_read_as_arc_writes_them_and_from_json_text(choices: Any, answer: Any) -> None:
@@ -92,6 +95,9 @@ def test_choices_that_are_no_list_are_refused(choices: Any, message: str) -> Non
     [
         ("exact", None, "without an answer"),
         ("exact", [" "], "without an answer"),
+        ("exact", float("nan"), "answer must be text or a number, not nan"),
+        ("exact", {"text": ["Paris"]}, "answer must be text or a number, not {'text': "),
+        ("exact", [["Paris"]], "answer must be text or a number"),
         ("regex", "(", "is not a regular expression"),
         ("choice", "Pluto", "'Pluto' is none of the 3 choices"),
         ("choice", "D", "'D' is none of the 3 choices"),
@@ -100,6 +106,15 @@ def test_choices_that_are_no_list_are_refused(choices: Any, message: str) -> Non
 def test_a_question_that_nothing_could_answer_is_refused(match: Match, answer: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         task_of(answer, match)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [(" ", "the question is empty"), ([{"role": "user", "content": "?"}], "question must be text or a number, not")],
+)
+def test_what_is_no_question_is_refused(question: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_task("quiz", {"question": question, "answer": "B"}, None)
 
 
 @pytest.mark.parametrize(

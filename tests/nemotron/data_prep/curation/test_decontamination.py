@@ -102,6 +102,10 @@ def test_a_question_is_protected_without_its_answer(tmp_path: Path, monkeypatch:
     file.write_text(json.dumps({"question": question, "answer": answer, "id": "q1"}))
     texts = [*_texts_of(list_files([str(file)])[0], ["question", "answer"])]
     assert texts == [question, answer, f"{question} {answer}"]
+    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": question}]
+    file.write_text(json.dumps({"prompt": turns, "answer": {"text": [answer], "label": ["A"]}}))
+    texts_within = [*_texts_of(list_files([str(file)])[0], ["prompt", "answer"])]
+    assert texts_within == ["be brief", question, answer, "A", f"be brief {question} {answer} A"]
     signed = SourceFile("https://h.example/quiz.jsonl?signature=s3cr3t", 1, "", "jsonl")
     monkeypatch.setattr(decontaminate, "read_piece", lambda *_: [])
     with pytest.raises(UserError, match=r"https://h\.example/quiz\.jsonl: none of the columns question"):

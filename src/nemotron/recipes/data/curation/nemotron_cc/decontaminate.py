@@ -89,12 +89,22 @@ def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
     neighbours. UserError for a file that has none of them."""
     empty = True
     for row in read_piece(whole(file), Reading(required=()), ReadReport()):
-        values = [row.value[name] for name in fields if isinstance(row.value.get(name), str)]
+        values = [text for name in fields for text in _texts_in(row.value.get(name))]
         if values:
             empty = False
             yield from dict.fromkeys([*values, " ".join(values)])
     if empty:
         raise UserError(f"{file.name}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """The texts of a column, those within lists and objects as well: a prompt may be a list of messages."""
+    if isinstance(value, dict):
+        yield from (text for name, item in value.items() if name not in ("role", "from") for text in _texts_in(item))
+    elif isinstance(value, list):
+        yield from (text for item in value for text in _texts_in(item))
+    elif isinstance(value, str):
+        yield value
 
 
 if __name__ == "__main__":

@@ -162,7 +162,8 @@ class DecontaminateConfig(Group):
     fields: list[str] = Field(
         ["question", "problem", "prompt", "answer"],
         min_length=1,
-        description="columns whose texts, one after another, are protected; those that a file lacks are left out",
+        description="columns whose texts, one after another, are protected, those within lists and objects too; what a "
+        "file lacks is left out",
     )
     environment_tasks: int = Field(
         500, ge=0, description="evaluation tasks of each environment whose prompts are protected"

@@ -40,7 +40,15 @@ from nemotron.data_prep.sources.documents import SPLITS, Split, split_of, stable
 from nemotron.data_prep.sources.files import Piece, SourceFile
 from nemotron.data_prep.sources.planning import inputs_of, shares_of
 from nemotron.data_prep.sources.reader import pieces_of, read_piece, reject, where
-from nemotron.data_prep.sources.reading import BEYOND_SCALE, NOT_ERRORS, Reading, ReadReport, check_kept
+from nemotron.data_prep.sources.reading import (
+    BEYOND_SCALE,
+    EMPTY,
+    NOT_ERRORS,
+    Reading,
+    ReadReport,
+    check_kept,
+    places,
+)
 from nemotron.data_prep.tokens.tokenizer import tokenizer_from
 from nemotron.data_prep.work.batches import batches
 from nemotron.data_prep.work.engines import Engine
@@ -323,12 +331,14 @@ class Spool:
         }
 
     def check_own(self, source: str, settings: ChatSettings) -> None:
-        """Say where most of a source of the user's was dropped; UserError where nothing is left of it.
+        """Say where most of a source of the user's was dropped; UserError where nothing is in it, or left of it.
 
         Sequences are counted where a record becomes several, as some of them may be dropped and others kept.
         """
         outcomes = self.table.counts.get(source, {})
         kept, earlier = outcomes.get(KEPT, 0), outcomes.get(EARLIER_TURNS, 0)
+        if outcomes.get(READ, 0) == outcomes.get(EMPTY, 0):  # a header alone, a table without rows
+            raise UserError(f"source {source!r} is empty: no record in {places(self.samples[source])}")
         asked_for = (NOT_USED_IN, NO_WEIGHT) if kept else ()
         no_drop = {READ, KEPT, EARLIER_TURNS, CUT, *NOT_ERRORS, *asked_for}
         check_kept(

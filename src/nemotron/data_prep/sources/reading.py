@@ -153,6 +153,11 @@ class ReadReport:
         return f"{counted(self.records, 'record')} read" + (f"; not read: {skipped}" if skipped else "")
 
 
+def places(samples: Sequence[Mapping[str, str]]) -> str:
+    """Where the first few of some samples are from, for people."""
+    return ", ".join(sample["where"] for sample in samples[:3])
+
+
 def check_skipped(
     source: str,
     records: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -222,6 +223,14 @@ def test_broken_files_end_the_run_by_their_bytes_however_few_records_they_count_
     result = pack(tmp_path, *own(tokenizer, "sources=[mine]", "reading.on_error=skip"))
     assert result.returncode == 2, result.stderr
     assert "source 'mine': 1 of 21 records cannot be read, with 50.0% of its bytes, more than" in result.stderr
+
+
+def test_a_source_without_a_record_ends_the_run(tokenizer: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "a.jsonl", 20, 1)
+    (tmp_path / "none.jsonl.gz").write_bytes(gzip.compress(b""))
+    result = pack(tmp_path, *own(tokenizer, "sources=[a.jsonl, none.jsonl.gz]", "reading.on_error=skip"))
+    assert result.returncode == 2, result.stderr
+    assert "source 'none' is empty: no record in " in result.stderr and "none.jsonl.gz\n" in result.stderr
 
 
 def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(tokenizer: Path, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_mixture_is_recorded_and_a_blend_that_asks_too_much_is_refused(here: Pat
         (["sources=[bad]", "tokenizer=odd", "add_eos=false", "add_bos=true"], "names no bos_token"),
         (["sources=[bad]", "tokenizer=broken"], "not a readable tokenizer"),
         (["sources=[empty]"], "nothing is left of 1 read: 1 empty text"),
+        (["sources=[docs, headed]"], "source 'headed' is empty: no document in "),
         (["sources=[{paths: [bad], max_tokens: 1}]"], "1 beyond max_tokens"),
     ],
 )
@@ -112,6 +113,8 @@ def test_errors_are_two_lines_and_nothing_is_published(here: Path, words: list[s
     with (here / "bad" / "x.jsonl").open("a") as file:
         file.write('{"text": "cut\n')
     write(here / "empty" / "x.jsonl", [""])
+    (here / "headed").mkdir()
+    (here / "headed" / "x.csv").write_text("text,id\n")
     for name, content in (("odd", (here / "tok/tokenizer.json").read_text()), ("broken", "{")):
         (here / name).mkdir()
         (here / name / "tokenizer.json").write_text(content)

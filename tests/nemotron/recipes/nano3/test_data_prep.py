@@ -412,6 +412,11 @@ def _handles(pid: int, number: signal.Signals) -> bool:
             ["run.tokenizer=null", "text.path=null", "tokenizer=.", "sources=[{name: own, paths: [empty.jsonl]}]"],
             "source 'own' is empty: 0 bytes in",
         ),
+        (
+            "stage1_sft",
+            ["run.tokenizer=null", "text.path=null", "tokenizer=.", "sources=[{name: own, paths: [headed.csv]}]"],
+            "source 'own' is empty: no record in",
+        ),
         ("stage1_sft", [], "nemotron nano3 data prep pretrain -c tiny"),
         ("stage2_rl", ["sources=[{name: own, paths: [bad.jsonl]}]"], "bad.jsonl:1: not a task record"),
         ("stage2_rl", ["sources=[{name: own, paths: [empty.jsonl]}]"], "source 'own' is empty: 0 bytes in"),
@@ -440,6 +445,7 @@ def test_bad_input_is_one_message_and_nothing_is_published(
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": "x"\n')
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "headed.csv").write_text("messages\n")
     (tmp_path / "short.jsonl").write_text('{"text": "short"}\n')
     (tmp_path / "body.jsonl").write_text('{"body": "fine"}\n')
     evaluated = [json.dumps(task.to_dict()) for task in generate_tasks("math", "eval", 5)]

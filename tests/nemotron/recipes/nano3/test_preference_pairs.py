@@ -12,14 +12,17 @@ import pytest
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
+from nemotron.data_prep.chat.conversations import ConversationTable
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
 from nemotron.data_prep.tokens.tokenizer import train_tokenizer
 from nemotron.kit.chat import UntrainableError
 from nemotron.kit.jsonl import write_jsonl
-from nemotron.recipes.nano3.stage2_rl.data_prep_pairs import as_pair
+from nemotron.kit.schemas.sources import PrepRunConfig
+from nemotron.recipes.nano3.stage2_rl.data_prep_pairs import _check_source, as_pair
 from nemotron.recipes.nano3.stage2_rl.dpo import read_pairs
+from nemotron.recipes.nano3.stage2_rl.pairs_schema import PairsConfig, SourceConfig
 
 CALCULATOR = {"name": "calculator", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "calculator", "arguments": {"x": "2+2"}}]}
@@ -103,6 +106,18 @@ def test_pairs_in_a_table_are_those_in_lines(tmp_path: Path) -> None:
         for [file] in (in_lines, list_files([str(tmp_path / "a.parquet")]))
     )
     assert lines == table and lines[0]["chosen"][0]["tool_calls"][0]["arguments"] == {"x": "2+2"}
+
+
+def test_a_source_without_a_pair_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "headed.csv").write_text("prompt,chosen,rejected\n")
+    cfg = PairsConfig(
+        run=PrepRunConfig(script="data_prep_pairs.py", output="pairs"),
+        sources=[SourceConfig(name="own", paths=[str(tmp_path / "headed.csv")])],
+    )
+    report = ReadReport()
+    assert not list(read_piece(whole(list_files(cfg.sources[0].paths)[0]), Reading(required=()), report))
+    with pytest.raises(UserError, match="source 'own' is empty"):
+        _check_source(cfg, cfg.sources[0], ConversationTable(), report)
 
 
 def test_a_line_of_the_file_ends_at_a_line_feed_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from nemo_runspec.words import counted
 from nemotron.data_prep.sources.files import FORMATS, redact
 from nemotron.data_prep.sources.locations import check_not_empty, list_files, not_read
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
-from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, check_kept, check_scale, check_skipped
+from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, check_kept, check_scale, check_skipped, places
 from nemotron.data_prep.sources.warc import require_extra
 from nemotron.data_prep.tokens.blend import BLEND_FILE, Phase, write_blend_file
 from nemotron.data_prep.tokens.encoding import plain_tokenizer, vocab_size_of
@@ -144,6 +144,8 @@ def main() -> None:
             skipped = read.errors()
             errors = {reason: count for reason, count in skipped.items() if reason not in NOT_UNREADABLE}
             records, beyond = read.records + sum(skipped.values()), read.skipped.get(BEYOND_SCALE, 0)
+            if not records + beyond:  # a header alone, a table without rows, a crawl without pages
+                raise UserError(f"source {name!r} is empty: no document in {places(read.samples)}")
             check_scale(name, cfg.scale_all, records=records + beyond, beyond=beyond)
             unread = read.unread_bytes / sizes[name]
             check_skipped(name, records, errors, read.samples, cfg.reading.max_skipped, unread)

@@ -56,7 +56,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError, did_you_mean
 from nemotron.data_prep.chat import pack, spool
 from nemotron.data_prep.chat.spool import ChatSettings, ChatSource
-from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile, redact
+from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, check_kept, check_scale
@@ -142,10 +142,6 @@ def main() -> None:
             print(note, file=sys.stderr)
         for source in cfg.sources:
             counts = conversations.table.counts.get(source.name, {})
-            if not counts.get(spool.READ):
-                raise UserError(
-                    f"source {source.name!r} is empty: no conversation in {', '.join(map(redact, source.paths))}"
-                )
             beyond = counts.get(BEYOND_SCALE, 0)
             check_scale(source.name, cfg.scale_all, records=counts[spool.READ], beyond=beyond)
             conversations.check_own(source.name, settings)

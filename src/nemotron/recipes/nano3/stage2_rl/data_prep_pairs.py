@@ -49,7 +49,7 @@ from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile, redact
 from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import question_texts
 from nemotron.data_prep.sources.reader import read_piece, where, whole
-from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, ReadReport, check_kept, check_scale
+from nemotron.data_prep.sources.reading import BEYOND_SCALE, EMPTY, Reading, ReadReport, check_kept, check_scale
 from nemotron.data_prep.work.progress import Progress
 from nemotron.kit import Preferences, open_run, print_complete, share_of
 from nemotron.kit.chat import UntrainableError, check_conversation, check_messages
@@ -173,7 +173,7 @@ def _check_source(cfg: PairsConfig, source: SourceConfig, table: ConversationTab
     for reason, count in report.skipped.items():
         table.count(name, f"{NOT_READ}{reason}", count)
     records = report.records + sum(report.skipped.values())
-    if not records:
+    if records == report.skipped.get(EMPTY, 0):
         raise UserError(f"source {name!r} is empty: no pair in {', '.join(map(redact, source.paths))}")
     check_scale(name, cfg.scale_all, records=records, beyond=report.skipped.get(BEYOND_SCALE, 0))
     unread = {f"{NOT_READ}{reason}": count for reason, count in report.errors().items()}

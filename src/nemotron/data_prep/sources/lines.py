@@ -77,7 +77,11 @@ def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None)
             if cut and compression != "none":
                 suffix = ".gz" if compression == "gzip" else ".zst"
                 raise DamagedError(f"its bytes are {compression}; it needs the suffix {suffix}")
-        yield decompressed(stored, compression)
+        try:
+            yield decompressed(stored, compression)
+        except DamagedError as error:
+            error.read = stored.tell()
+            raise
 
 
 def decompressed(stored: BinaryIO, compression: Compression) -> BinaryIO:

@@ -119,7 +119,8 @@ def read_piece(piece: Piece, reading: Reading, report: ReadReport) -> Iterator[R
             if bad.count:
                 _skip(piece, bad, reading, report)
     except (DamagedError, OSError) as error:
-        report.unread_bytes += piece.size if at < 0 else 0
+        read = error.read if isinstance(error, DamagedError) else None
+        report.unread_bytes += piece.size if at < 0 else 0 if read is None else piece.size - read
         rest = f"; what follows {place(piece, at)} is not read" if at >= 0 else ""
         if isinstance(error, DamagedError):
             kind = piece.file.compression if piece.file.compression != "none" else _KINDS[piece.file.format]

@@ -37,7 +37,12 @@ asked for."""
 
 
 class DamagedError(Exception):
-    """The bytes of a file, or of the rest of it, are not what its format asks for."""
+    """The bytes of a file, or of the rest of it, are not what its format asks for.
+
+    `read`: stored bytes up to there, or some more, since they are read ahead; None where that is not known.
+    """
+
+    read: int | None = None
 
 
 class Row(NamedTuple):
@@ -107,7 +112,7 @@ class ReadReport:
 
     `records`: that became rows. `skipped`: reason -> records, or pieces of files
     where the reason is the file's. `samples`: the first few of each reason, as `{"where", "reason"}`. `unread_bytes`:
-    stored bytes of the pieces that are unreadable, or damaged before their first record.
+    stored bytes of the pieces that are unreadable, or behind what is damaged.
     """
 
     records: int = 0
@@ -168,9 +173,9 @@ def check_skipped(
 ) -> None:
     """UserError if none of a source's records could be read, or more than a share of `max_skipped` could not.
 
-    `records`: all of them, skipped ones included; `errors`: reason -> how many. A file of which nothing could be read
-    is one of them, however many it holds: `unread`, the share of the source's stored bytes in such files, is held to
-    `max_skipped`, too. Of fewer than `FEW_RECORDS` records a share says nothing.
+    `records`: all of them, skipped ones included; `errors`: reason -> how many. A damaged file is one of them, however
+    many it holds: `unread`, the share of the source's stored bytes that could not be read, is held to `max_skipped`,
+    too. Of fewer than `FEW_RECORDS` records a share says nothing.
     """
     skipped = sum(errors.values())
     none_left = skipped >= records

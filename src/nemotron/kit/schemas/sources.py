@@ -220,9 +220,9 @@ class ReadingConfig(Group):
     )
     max_skipped: Fraction = Field(
         0.5,
-        description="share of a source's records that `skip` may leave out, and of its bytes in files of which nothing "
-        "can be read; above it the run ends and nothing is published. Sources of fewer than 10 records: only if none "
-        "of them is left",
+        description="share of a source's records that `skip` may leave out, and of its bytes, which behind the damage "
+        "of a file are not read; above it the run ends and nothing is published. Sources of fewer than 10 records: "
+        "only if none of them is left",
     )
 
 

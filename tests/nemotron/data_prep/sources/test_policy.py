@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,25 @@ def test_a_source_whose_files_are_mostly_broken_is_an_error(tmp_path: Path) -> N
     check_skipped("docs", 203, report.errors(), report.samples, 0.6, unread)
     with pytest.raises(UserError, match=r"3 of 203 records cannot be read, with 60\.0% of its bytes, more than .*0\.5"):
         check_skipped("docs", 203, report.errors(), report.samples, 0.5, unread)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.zst"])
+def test_what_lies_behind_the_damage_of_a_file_is_not_read(tmp_path: Path, name: str) -> None:
+    """A stray quote behind a tenth of a table; zeros in the place of the second half, as a crash leaves them."""
+    numbers = random.Random(1)
+    rows = [f"{numbers.getrandbits(400):x}" for _ in range(40_000)]
+    if name == "a.csv":
+        data = "\n".join(["text", *rows[:4000], '"a" b', *rows[4000:]]).encode()
+    else:
+        lines = b"".join(b'{"text": "%b"}\n' % row.encode() for row in rows)
+        packed = zstd(lines)
+        data = packed[: len(packed) // 2].ljust(len(packed), b"\0")
+    (tmp_path / name).write_bytes(data)
+    _, report = read(tmp_path / name, on_error="skip")
+    share, unread = 0.1 if name == "a.csv" else 0.5, report.unread_bytes / len(data)
+    assert report.skipped == {"damaged file": 1}
+    assert report.records == pytest.approx(share * 40_000, rel=0.5)  # 1 MiB of content is decompressed at a time
+    assert unread == pytest.approx(1 - share, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -65,13 +65,16 @@ def make_task(source: str, record: Mapping[str, Any], match: Match | None) -> Ta
     if match == "choice":
         options, labels = _options(record.get("choices"))
         letters = string.ascii_uppercase[: len(options)]
-        by_text = dict(zip(map(_plain, options), letters, strict=True))
         by_label = dict(zip(labels or letters, letters, strict=True))
-        letter = by_label.get(answers[0]) or by_text.get(_plain(answers[0]))
+        lettered = list(zip(letters, options, strict=True))
+        exact = [name for name, option in lettered if option == answers[0]]
+        said = exact or [name for name, option in lettered if _plain(option) == _plain(answers[0])]
+        letter = by_label.get(answers[0]) or (said[0] if len(said) == 1 else None)
         if letter is None:
-            raise UserError(f"answer {answers[0]!r} is none of the {len(options)} choices, nor the letter of one")
+            which = "that of several" if said else "none"
+            raise UserError(f"answer {answers[0]!r} is {which} of the {len(options)} choices, nor the letter of one")
         spec |= {"answers": [letter], "options": options}
-        question += "".join(f"\n{name}) {option}" for name, option in zip(letters, options, strict=True))
+        question += "".join(f"\n{name}) {option}" for name, option in lettered)
         answers = [letter]
     return Task(f"{PREFIX}{source}", question, f"{PREFIX}{source}|{_plain(question)}", spec, Solution("", answers[0]))
 

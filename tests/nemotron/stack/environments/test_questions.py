@@ -144,6 +144,10 @@ def test_options_that_differ_by_case_are_told_apart() -> None:
     assert [verify(task, text, False).status for text in ("5 MW", "A 5 MW", "5 mW", "5 mw")] == [
         "score", "score", "wrong", "wrong",
     ]  # fmt: skip
+    assert task_of("5 MW", "choice", ["5 MW", "5 mW"]) == task
+    for answer, choices in (("5 mw", ["5 MW", "5 mW"]), ("red", ["red", "red", "blue"])):
+        with pytest.raises(UserError, match="that of several of the"):
+            task_of(answer, "choice", choices)
 
 
 def test_an_option_that_begins_with_a_letter_is_not_that_letter() -> None:

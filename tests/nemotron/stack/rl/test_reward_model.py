@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nemotron.stack.models import NemotronH
+from nemotron.stack.rl.advantages import group_advantages
 from nemotron.stack.rl.reward_model import answer_rewards, bradley_terry_loss
 
 GROUPS = [([3, 1, 4, 1, 5], [[9, 2], [6, 5, 3, 5, 8], [11]]), ([2, 7], [[1, 8, 2, 8], [3]])]
@@ -28,6 +29,18 @@ def test_a_reward_is_the_mean_log_probability_of_the_answer(model: NemotronH) ->
     rewards_S = answer_rewards(model, GROUPS, beta=2.5)
     torch.testing.assert_close(rewards_S, 2.5 * torch.stack(alone))
     assert rewards_S.std() > 0.1
+
+
+def test_equal_answers_have_equal_rewards(model: NemotronH) -> None:
+    """To the last bit: GRPO divides by their deviation, which makes 1e-6 an advantage of millions."""
+    answers = [[7, 30, 2]] * 4 + [[21, 5, 16, 8, 2]] + [[7, 30, 2]] * 3
+    groups = [(list(range(3, 3 + length)), answers) for length in range(20, 28)]
+    with torch.no_grad():
+        rewards_S = answer_rewards(model.float(), groups, beta=1.0)
+    for i, rewards_N in enumerate(rewards_S.split(8)):
+        assert rewards_N[[0, 1, 2, 3, 5, 6, 7]].unique().numel() == 1, i
+        advantages_PN = group_advantages(rewards_N[None], torch.ones(1, 8, dtype=torch.bool))
+        assert advantages_PN.abs().max() < 50
 
 
 def test_the_loss_is_that_of_the_formula() -> None:

@@ -94,6 +94,9 @@ def test_training_goes_by_the_seed_and_evaluation_by_the_checkpoint(documents: N
     assert set(text) == {"code", "docs", "tasks"}
     ratios = [scores["bits_per_byte"] / scores["trigram_bits_per_byte"] for scores in text.values()]
     assert all(0.7 < ratio < 1.5 for ratio in ratios)  # of the same bytes; twelve steps learn what a trigram counts
+    two = evaluation.Config(checkpoint_path=checkpoint.path, num_documents=2, trigram=False)  # one of them is scored
+    few = [evaluation.main(replace(two, num_documents=n)).metrics["text"]["code"]["tokens"] for n in (2, 3)]
+    assert 0 < few[0] < few[1] < text["code"]["tokens"]
     # The same data in a plain folder, which nobody published.
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(data.path), str(copy)], check=True)

@@ -62,8 +62,8 @@ class Config:
     """What to evaluate."""
 
     checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
-    scale: Scale | None = None  # of num_documents; default: all that are held out
-    num_documents: Annotated[int, Field(ge=2)] = 10_000  # held-out documents of each source, at full scale
+    scale: Scale = "full"  # of num_documents
+    num_documents: Annotated[int, Field(ge=2)] = 10_000  # held-out documents of each source, at most, at full scale
     batch_size: Annotated[int, Field(ge=1)] = 16  # windows of text at once
     trigram: bool = True  # also count the trigram model
     threads: Annotated[int, Field(ge=1)] = 1  # of the processor
@@ -84,10 +84,8 @@ def main(config: Config) -> Results:
     byte_lengths = token_byte_lengths(load_tokenizer(checkpoint.tokenizer_path or checkpoint.path))
 
     # --- What is held out, in windows as short as those of the first phase, whatever came after it
-    held_out = held_out_documents(dataset.path)
-    if config.scale is not None:
-        limit = max(2, apply_scale(config.num_documents, config.scale))
-        held_out = {source: documents[:limit] for source, documents in held_out.items()}
+    limit = max(2, apply_scale(config.num_documents, config.scale))
+    held_out = {source: documents[:limit] for source, documents in held_out_documents(dataset.path).items()}
     text = score_text(
         model,
         held_out,

@@ -16,6 +16,7 @@ from nemo_runspec.errors import UserError
 from nemotron.data_prep.chat.pack import write_rows
 from nemotron.data_prep.tokens.tokenizer import save_tokenizer, train_tokenizer
 from nemotron.kit import Checkpoint, Dataset, Model
+from nemotron.kit.dataclass_script import read_config
 from nemotron.recipes.nano2.stage0_pretrain.training import ARCHITECTURE
 from nemotron.recipes.nano2.stage1_sft import data_curation, evaluation, training
 from nemotron.stack.environments import generate_tasks, make_difficulty, plain_text
@@ -91,6 +92,8 @@ def test_what_does_not_fit_is_refused(base: Checkpoint, tmp_path: Path) -> None:
         (tmp_path / "plain").mkdir()
         (tmp_path / "plain/x").write_text("x")
         training.main(training.Config(dataset_path=tmp_path / "plain"))
+    with pytest.raises(UserError, match=r"epochs\.0 = -1"):
+        read_config(training.Config, ["--epochs", "-1", "1", "1"])
 
 
 def test_rows_are_the_sequences_whole(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from nemotron.stack.training.losses import selected_loss_sum
 from nemotron.stack.training.optim import build_optimizer, lr_at, set_lr
 
 STAGES = ("mixed", "tools", "truncated")
+Epochs = Annotated[int, Field(ge=0)]
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Config:
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     base_path: UserPath | None = None  # default: the model with whose tokenizer the data was made
     scale: Scale | None = None  # one smaller than that of the data takes its share of the rows
-    epochs: tuple[int, int, int] = (3, 1, 1)  # of `mixed`, `tools`, `truncated`
+    epochs: tuple[Epochs, Epochs, Epochs] = (3, 1, 1)  # of `mixed`, `tools`, `truncated`
     seq_length: Annotated[int, Field(ge=32)] = 384  # tokens of a row, as the data has them
     batch_size: Annotated[int, Field(ge=1)] = 2  # rows
     lr: Annotated[float, Field(gt=0)] = 2.5e-3  # the smaller the model, the larger

@@ -73,7 +73,7 @@ class Config:
 @step
 def main(config: Config) -> Results:
     """Score the held-out text of every source; after the long-context phase long windows as well, before and after."""
-    checkpoint = Checkpoint.load(path=config.checkpoint_path)
+    checkpoint = Checkpoint.load(path=config.checkpoint_path, key="model")
     before = Checkpoint.input_of(checkpoint) if Checkpoint.role() in checkpoint.inputs else None
     phases = [phase for phase in (before, checkpoint) if phase is not None]
     if checkpoint.dataset_path is None or any(name not in phase.metrics for phase in phases for name in SEQUENCES):

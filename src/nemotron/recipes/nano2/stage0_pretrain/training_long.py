@@ -69,7 +69,7 @@ class Config:
 def main(config: Config) -> Checkpoint:
     """Load the base model, train it on long windows, save it."""
     # --- Data: that of the base model, in another mixture
-    base = Checkpoint.load(path=config.base_path)
+    base = Checkpoint.load(path=config.base_path, key="model")
     if base.dataset_path is None or base.template is not None or base.metrics.get("blend", ".") != ".":
         raise UserError(f"{base.ref} is no model that training.py of this folder made", "--base-path names one")
     dataset = Dataset.load(path=base.dataset_path)

@@ -60,7 +60,7 @@ class Config:
 @step
 def main(config: Config) -> Results:
     """Ask, verify, count."""
-    checkpoint = Checkpoint.load(path=config.checkpoint_path)
+    checkpoint = Checkpoint.load(path=config.checkpoint_path, key="model")
     metrics = score(checkpoint, config)
     with output_folder(config.output_dir) as folder:
         results = Results(path=folder, metrics=metrics)

@@ -61,7 +61,7 @@ class Config:
     """What to train on, how long and how fast."""
 
     checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
-    dataset_path: UserPath | None = None  # default: what that was trained on
+    dataset_path: UserPath | None = None  # default: what came with it; of one that is named, its own
     scale: Scale | None = None  # one smaller than that of the data takes its share of the prompts
     rounds: Annotated[int, Field(ge=1)] = 2  # each on its share of the requests
     samples: Annotated[int, Field(ge=2)] = 6  # attempts at each request
@@ -79,8 +79,8 @@ class Config:
 @step
 def main(config: Config) -> Checkpoint:
     """In each round sample, verify, pair, train; save."""
-    initial = Checkpoint.load(path=config.checkpoint_path)
-    dataset = Dataset.load(path=config.dataset_path or initial.dataset_path)
+    initial = Checkpoint.load(path=config.checkpoint_path, key="model")
+    dataset = Dataset.load(path=config.dataset_path or (config.checkpoint_path and initial.dataset_path), key="data")
     policy = load_policy(initial, config.threads)
     model, reference = policy.model, copy.deepcopy(policy.model)
     prompts = read_prompts(dataset, "tools", config.scale)

@@ -67,7 +67,7 @@ class Config:
     """What to train on, how long and how fast."""
 
     checkpoint_path: UserPath | None = None  # default: what the script before in the pipe made
-    dataset_path: UserPath | None = None  # default: what that was trained on
+    dataset_path: UserPath | None = None  # default: what came with it; of one that is named, its own
     scale: Scale | None = None  # one smaller than that of the data takes its share of the prompts
     samples: Annotated[int, Field(ge=2)] = 8  # answers to each prompt; every two of them may be a pair
     prompts_per_step: Annotated[int, Field(ge=1)] = 4  # of which every one has `samples` answers
@@ -82,8 +82,8 @@ class Config:
 @step
 def main(config: Config) -> RewardModel:
     """Sample, verify, pair, train; measure on held-out prompts, save."""
-    initial = Checkpoint.load(path=config.checkpoint_path)
-    dataset = Dataset.load(path=config.dataset_path or initial.dataset_path)
+    initial = Checkpoint.load(path=config.checkpoint_path, key="model")
+    dataset = Dataset.load(path=config.dataset_path or (config.checkpoint_path and initial.dataset_path), key="data")
     policy, judge = load_policy(initial, config.threads), load_policy(initial, config.threads)
     groups = preferences(policy, read_prompts(dataset, "preferences", config.scale), config)
     held_out = preferences(policy, read_prompts(dataset, "held_out"), config)

@@ -160,6 +160,25 @@ def test_answers_are_the_same_on_one_thread_and_on_two(sft: Checkpoint) -> None:
     one, two = (sample(load_policy(sft, threads), prompts, samples=3, max_turns=3, seed=[7]) for threads in (1, 2))
     assert one == two and len(one) == 30 and [answer.prompt_index for answer in one[::3]] == list(range(10))
     assert len({tuple(answer.completion_ids) for answer in one}) > 20
+    first, again, other = (evaluation.answers_of(load_policy(sft), prompts, seed) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("script", [training_dpo, training_reward])
+def test_model_and_prompts_are_those_of_the_pipe(sft: Checkpoint, monkeypatch: pytest.MonkeyPatch, script: Any) -> None:
+    """Behind the curation of prompts the model is SFT's, which knows no prompts; behind all of RL there are several."""
+
+    def read(dataset: Dataset, name: str, scale: str | None) -> None:
+        raise UserError(f"reads {dataset.ref}")
+
+    monkeypatch.setattr(script, "read_prompts", read)
+    prompts, second = curate(), sft.model_copy().save("another-model")
+    pipes._read = {"data": prompts.uri, "model": sft.uri, "another-model": second.uri}
+    with pytest.raises(UserError, match="reads nano2-rl-data:1"):
+        script.main(script.Config(threads=1))
+    with pytest.raises(UserError, match="no 'data'"):  # nor has the named one prompts of its own
+        pipes._read = {"model": sft.uri}
+        script.main(script.Config(checkpoint_path=sft.path, threads=1))
 
 
 @pytest.mark.slow

@@ -75,15 +75,15 @@ def main(config: Config) -> Results:
     with output_folder(config.output_dir) as folder:
         metrics = {
             "tasks": tasks,
-            "preferences": compare(checkpoint, initial, read_prompts(dataset, "held_out"), config.threads),
+            "preferences": compare(checkpoint, initial, read_prompts(dataset, "held_out"), config),
         }
         return Results(path=folder, metrics=metrics).save()
 
 
-def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Prompt], threads: int) -> dict[str, Any]:
+def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Prompt], config: Config) -> dict[str, Any]:
     """An answer of each model to each prompt: who wins, and how long they are, in tokens."""
-    before, after = load_policy(initial, threads), load_policy(checkpoint, threads)
-    old, new = answers_of(before, prompts), answers_of(after, prompts)
+    before, after = load_policy(initial, config.threads), load_policy(checkpoint, config.threads)
+    old, new = (answers_of(policy, prompts, config.seed) for policy in (before, after))
     both = [list(pair) for pair in zip(new, old, strict=True)]
     better = [better_first(pair, after) for pair in both]
     wins = [0.5 if not first else float(first[0] == (0, 1)) for first in better]
@@ -100,12 +100,12 @@ def compare(checkpoint: Checkpoint, initial: Checkpoint, prompts: Sequence[Promp
     return results
 
 
-def answers_of(policy: Policy, prompts: Sequence[Prompt]) -> list[Rollout]:
+def answers_of(policy: Policy, prompts: Sequence[Prompt], seed: int) -> list[Rollout]:
     """A sampled answer to each prompt, with reasoning or without, in an order that depends on the prompts alone."""
     return [
         answer
         for i, batch in enumerate(batches(prompts, 32, keep_rest=True))
-        for answer in sample(policy, batch, samples=1, max_turns=1, seed=[0, i])
+        for answer in sample(policy, batch, samples=1, max_turns=1, seed=[seed, i])
     ]
 
 

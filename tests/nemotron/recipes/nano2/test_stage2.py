@@ -129,6 +129,14 @@ def test_what_makes_an_answer_better_is_counted_apart(monkeypatch: pytest.Monkey
     }  # fmt: skip
 
 
+def test_a_reward_model_that_learned_from_nothing_says_so(
+    sft: Checkpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_reward, "preferences", lambda *_: [])
+    training_reward.main(training_reward.Config(checkpoint_path=sft.path, dataset_path=curate().path, threads=1))
+    assert "0 of 100 prompts have two answers" in capsys.readouterr().err
+
+
 def test_a_pair_begins_where_two_attempts_part(sft: Checkpoint) -> None:
     policy = load_policy(sft)
     task = next(t for t in generate_tasks("workplace_assistant", "train", 40) if len(to_messages(t)) == 6)

@@ -85,7 +85,8 @@ def main(config: Config) -> RewardModel:
     initial = Checkpoint.load(path=config.checkpoint_path, key="model")
     dataset = Dataset.load(path=config.dataset_path or (config.checkpoint_path and initial.dataset_path), key="data")
     policy, judge = load_policy(initial, config.threads), load_policy(initial, config.threads)
-    groups = preferences(policy, read_prompts(dataset, "preferences", config.scale), config)
+    prompts = read_prompts(dataset, "preferences", config.scale)
+    groups = preferences(policy, prompts, config)
     held_out = preferences(policy, read_prompts(dataset, "held_out"), config)
     before = measure(judge, held_out)
     optimizer = build_optimizer(judge.model, AdamWConfig(lr=config.lr, adam_beta2=0.95, weight_decay=0.0))
@@ -96,6 +97,7 @@ def main(config: Config) -> RewardModel:
         return bradley_terry_loss(rewards_of(judge, [answers], config.beta), pairs) * len(pairs)
 
     progress = Progress(len(steps), label="reward")
+    progress.note(f"{len(groups):,} of {len(prompts):,} prompts have two answers of which one is better")
     judge.model.train()
     for i, batch in enumerate(steps):
         # Loss: -log sigmoid(r_better - r_worse), mean over the pairs of all prompts of the step

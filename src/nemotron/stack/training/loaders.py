@@ -84,7 +84,7 @@ class TokenStream:
         if self.windows_per_epoch < 1:
             raise UserError(
                 f"source {name!r} has {tokens.num_tokens} tokens, less than one sequence of {seq_len + 1}",
-                "give it more text, or make dataset.seq_length smaller",
+                "give it more text, or make seq_length smaller",
             )
         self._tokens, self._seq_len, self._seed = tokens, seq_len, seed
         self._epoch = -1
@@ -298,7 +298,7 @@ class PackedLoader:
         longest = int(np.diff(self._offsets).max())
         self.seq_len = longest if seq_len is None else seq_len
         if longest > self.seq_len:
-            raise UserError(f"{path}: a row has {longest} tokens, more than dataset.seq_length {seq_len}")
+            raise UserError(f"{path}: a row has {longest} tokens, more than seq_length {seq_len}")
         if not np.array_equal(mask_offsets, self._offsets):
             raise UserError(f"{path}: loss_mask and input_ids differ in length")
         self._mask = _checked_mask(self._mask, path)

@@ -16,7 +16,7 @@
 Rows of L tokens, as stage 1 packed them: 70 % are its rows, 30 % windows of the pretraining blend as its last phase
 mixes it (arXiv 2508.14444, section on compression). Rows to calibrate on are the same mixture without padding.
 
-Simplified against the paper: 230,000 tokens in place of 136 B, 64 calibration rows in place of 1,024, one length.
+Simplified against the paper: 0.22 M tokens in place of 136 B, 64 calibration rows in place of 1,024, one length.
 """
 
 from __future__ import annotations
@@ -132,6 +132,8 @@ def draw_text(folder: Path, seq_length: int, count: int, seed: int) -> NDArray[n
 def held_out_text(folder: Path, seq_length: int, count: int, seed: int) -> NDArray[np.int64]:
     """Windows of held-out text, equally many of each source; always the same."""
     windows = [batch.input_ids_BL.numpy() for _, batch in validation_batches(folder, seq_length, count, 1)]
+    if not windows:
+        raise UserError(f"{folder}: no source has {seq_length + 1} tokens held out", "stage 0 with a larger --held-out")
     return np.concatenate([w[: -(-count // len(windows))] for w in windows])[:count]
 
 

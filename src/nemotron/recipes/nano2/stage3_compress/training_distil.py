@@ -107,7 +107,7 @@ def main(config: Config) -> Checkpoint:
             tokenizer_path=folder,
             chat_template=pruned.chat_template,
             reasoning=pruned.reasoning,
-            tokens=steps * tokens,
+            tokens=steps * tokens,  # of whole rows, padding included
             num_parameters=student.num_parameters()[0],
             metrics={"recovery": [{"tokens": i * tokens} | asdict(at) for i, at in recovery.items()]},
         )

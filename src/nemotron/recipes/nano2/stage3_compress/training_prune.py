@@ -60,7 +60,7 @@ class Config:
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.75  # of the bytes: 19.66 GiB of 26.07 at 131,072 tokens
     memory_tokens: Annotated[int, Field(ge=1)] = 1024  # where caches take about a tenth of the bytes, as there
     parameter_share: Annotated[float, Field(gt=0, le=1)] = 0.72  # candidates are near to it: 8.89 B of 12.31 B
-    removed_blocks: Annotated[int, Field(ge=0)] = 1  # at most; 6 of 62
+    removed_blocks: Annotated[int, Field(ge=0)] = 1  # at most, and no more than a fifth of all; 6 of 62
     depth_rows: Annotated[int, Field(ge=1)] = 8  # of the calibration rows: every block is left out of each
     candidates: Annotated[int, Field(ge=1)] = 10  # that are pruned
     trials: Annotated[int, Field(ge=1)] = 3  # of them that are distilled

@@ -105,8 +105,11 @@ def test_the_mixture_is_of_both_and_the_calibration_rows_are_full(large: Checkpo
     assert curate().digest == dataset.digest and curate(seed=2).digest != dataset.digest
     valid = pq.read_table(curate(sft_share=0.1, valid_rows=4).path / "valid.parquet")  # a tenth of four rows is one
     assert valid.num_rows > 1
+    blend = PretrainBlend.load("nano2-pretrain-data").path  # of two sources that hold out the same text
+    first, same, second, other = data_curation.held_out_text(blend, LENGTH, 4, 0)
+    assert (first == same).all() and (second == other).all() and (first != second).any()
     with pytest.raises(UserError, match="no source has 100001 tokens held out"):
-        data_curation.held_out_text(PretrainBlend.load("nano2-pretrain-data").path, 100_000, 1, 0)
+        data_curation.held_out_text(blend, 100_000, 1, 0)
     # A model of stage 2 is preferred; one with another tokenizer is refused.
     Model(path=large.path, num_steps=1, tokenizer_path=large.path, chat_template="nano2").save("nano2-rl-model")
     assert curate().inputs["model"].startswith("nano2-rl-model:1@")

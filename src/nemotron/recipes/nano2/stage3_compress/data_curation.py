@@ -29,6 +29,7 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -130,11 +131,12 @@ def draw_text(folder: Path, seq_length: int, count: int, seed: int) -> NDArray[n
 
 
 def held_out_text(folder: Path, seq_length: int, count: int, seed: int) -> NDArray[np.int64]:
-    """Windows of held-out text, equally many of each source; always the same."""
+    """Windows of held-out text, of each source by turns; always the same."""
     windows = [batch.input_ids_BL.numpy() for _, batch in validation_batches(folder, seq_length, count, 1)]
     if not windows:
         raise UserError(f"{folder}: no source has {seq_length + 1} tokens held out", "stage 0 with a larger --held-out")
-    return np.concatenate([w[: -(-count // len(windows))] for w in windows])[:count]
+    by_turns = [window for turn in zip_longest(*windows) for window in turn if window is not None]
+    return np.stack(by_turns[:count])
 
 
 def text_rows(tokens_NL: Iterable[NDArray[np.int64]]) -> pa.Table:

@@ -42,6 +42,7 @@ from nemotron.data_prep.sources.reading import (
 )
 
 _BUFFER = 1 << 20
+_STEP = 1 << 14  # bytes decompressed at a time: what a file holds before the place where it is cut is given out
 _BOM = b"\xef\xbb\xbf"
 UTF16 = Bad(None, NOT_UTF8, "the file is UTF-16", "iconv -f UTF-16 -t UTF-8 FILE makes a file that is read")
 
@@ -110,7 +111,7 @@ class _Decompressing(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         try:
-            data = self._inner.read(len(buffer))
+            data = self._inner.read1(min(len(buffer), _STEP))
         except (EOFError, zlib.error) as error:
             raise DamagedError(first_line(error)) from error
         except OSError as error:
@@ -338,6 +339,10 @@ def read_csv(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
             if header and is_utf16(header[0].encode("utf-8", "surrogateescape")):
                 yield replace(UTF16, index=0)
                 return
+            if not _is_unicode(header):
+                name = next(name for name in header if not _is_unicode(name))
+                shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+                raise DamagedError(f"the header is not UTF-8: {shown}; of Latin 1 iconv -f LATIN1 -t UTF-8 makes it")
             named = list(filter(None, header))
             if header and len(set(named)) < max(len(named), 1):
                 raise DamagedError(f"the header needs names, each another: {', '.join(header)}")

@@ -144,6 +144,8 @@ def test_bad_rows_of_csv(tmp_path: Path) -> None:
     both(path, "not a readable CSV file .*the header needs names, each another: text, text", "damaged file", 0)
     path.write_bytes(b",,\na,b,c\n")
     both(path, "not a readable CSV file .*the header needs names", "damaged file", 0)
+    path.write_bytes("text,größe\nfine,1\n".encode("latin-1"))
+    both(path, "not a readable CSV file .*the header is not UTF-8: gr\ufffd\ufffde", "damaged file", 0)
     path.write_bytes("text,n\nfine,1\n".encode("utf-16"))
     both(path, r"a\.csv:1: not UTF-8: the file is UTF-16", "not UTF-8", 0)
     path.write_bytes(b"text\nfine\n" + b"x" * 5000 + b"\n")

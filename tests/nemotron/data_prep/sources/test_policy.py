@@ -245,6 +245,17 @@ def test_the_rest_behind_good_records_is_named(tmp_path: Path) -> None:
         read(path)
 
 
+def test_lines_before_the_place_where_a_small_file_is_cut_are_read(tmp_path: Path) -> None:
+    lines = json_lines([{"text": os.urandom(40).hex()} for _ in range(1000)])
+    for name, data in (("a.jsonl.gz", gzip.compress(lines)), ("a.jsonl.zst", zstd(lines))):
+        path = tmp_path / name
+        path.write_bytes(data[:-9])
+        found, report = read(path, on_error="skip")
+        assert report.skipped == {"damaged file": 1}
+        assert len(found) * len(lines) / 1000 > len(lines) - 2**17 - 2**14  # a block of zstd, and a step
+        assert name.endswith("zst") or len(found) > 990
+
+
 def test_a_file_that_vanishes(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.parquet", "a.txt"):
         path = tmp_path / name

@@ -43,14 +43,15 @@ def read_parquet(piece: Piece, reading: Reading) -> Iterator[Row | Bad]:
             raise DamagedError(f"{metadata.num_row_groups} row groups instead of {groups.stop} or more")
         chosen = [metadata.row_group(i) for i in groups]
         rows = sum(group.num_rows for group in chosen)
-        if bad := _missing(_checked(getattr, table.schema_arrow, "names"), reading, rows):
+        schema = table.schema_arrow
+        if bad := _missing(_checked(getattr, schema, "names"), reading, rows):
             yield bad
             return
         unpacked = sum(group.total_byte_size for group in chosen)
         batches = table.iter_batches(
             batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, unpacked))),
             row_groups=list(groups),
-            columns=sorted(set(reading.names.values())) if reading.names else None,
+            columns=sorted({_path(name, schema) for name in reading.names.values()}) if reading.names else None,
         )
         index = 0
         while (batch := _checked(next, batches, None)) is not None:  # one without rows is false
@@ -144,6 +145,7 @@ def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row |
         yield from (Row(first + i, {}) for i in range(batch.num_rows))
         return
     batch = _as_json(batch)
+    in_python = {field.name: convert for field in batch.schema if (convert := _in_python(field.type))}
     too_long: set[int] = set()
     if batch.nbytes > reading.max_record_bytes:
         too_long = {i for i in range(batch.num_rows) if batch.slice(i, 1).nbytes > reading.max_record_bytes}
@@ -152,6 +154,9 @@ def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row |
         with suppress(Exception):  # found again below, in its row
             values = batch.to_pylist()
     if values is not None:
+        for name, convert in in_python.items():
+            for value in values:
+                value[name] = convert(value[name])
         yield from map(Row, count(first), values)
         return
     for i in range(batch.num_rows):
@@ -166,13 +171,13 @@ def _rows(batch: pa.RecordBatch, first: int, reading: Reading) -> Iterator[Row |
         except Exception as error:  # SystemError and OverflowError among them
             yield Bad(first + i, NO_VALUE, reason_of(error))
         else:
-            yield Row(first + i, value)
+            yield Row(first + i, value | {name: convert(value[name]) for name, convert in in_python.items()})
 
 
 def _as_json(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Times and decimals as the strings that JSON would hold, within lists and structs too: nanoseconds have no type in
-    Python. What a dictionary holds once, as that of a pandas categorical, in each row that has it: else all rows would
-    be as long as the dictionary."""
+    Python. A duration as the number of its units. What a dictionary holds once, as that of a pandas categorical, in
+    each row that has it: else all rows would be as long as the dictionary."""
     columns = []
     for column in batch.columns:
         kind = _json_type(column.type)
@@ -184,7 +189,7 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
     """The type with strings in the place of times and decimals, and without dictionaries."""
     if pa.types.is_dictionary(kind):
         return kind.value_type
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind):
+    if (pa.types.is_temporal(kind) and not pa.types.is_interval(kind)) or pa.types.is_decimal(kind):
         return pa.string()
     if pa.types.is_struct(kind):
         return pa.struct([kind.field(i).with_type(_json_type(kind.field(i).type)) for i in range(kind.num_fields)])
@@ -192,11 +197,39 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(_json_type(kind.value_type)))
     if pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(_json_type(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_json_type(kind.value_type)), kind.list_size)
+    if pa.types.is_map(kind):
+        key, item = (part.with_type(_json_type(part.type)) for part in (kind.key_field, kind.item_field))
+        return pa.map_(key, item)
     return kind
 
 
+def _in_python(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes JSON of a column's values in Python: an object of a map, which is a list of pairs there, the text of a
+    UUID. None where they are JSON already, or bytes, which stay bytes: they are no text."""
+    if isinstance(kind, pa.UuidType):
+        return lambda value: None if value is None else str(value)
+    if pa.types.is_map(kind):
+        of_item = _in_python(kind.item_type) or (lambda value: value)
+        return lambda pairs: None if pairs is None else {str(key): of_item(item) for key, item in pairs}
+    if pa.types.is_struct(kind):
+        fields = map(kind.field, range(kind.num_fields))
+        named = {field.name: convert for field in fields if (convert := _in_python(field.type))}
+        if named:
+            return lambda value: (
+                None if value is None else value | {n: convert(value[n]) for n, convert in named.items()}
+            )
+    elif hasattr(kind, "value_type") and (of_each := _in_python(kind.value_type)):
+        return lambda items: None if items is None else [of_each(item) for item in items]
+    return None
+
+
 def _missing(names: Sequence[str], reading: Reading, rows: int) -> Bad | None:
-    """What is wrong with a whole table: a column that is not there."""
+    """What is wrong with a whole table: a column that is not there. DamagedError: one that is read is there twice."""
+    tops = names if reading.names is None else [_top(name, names) for name in reading.names.values()]
+    if twice := next((name for name in tops if name and names.count(name) > 1), None):
+        raise DamagedError(f"{names.count(twice)} columns of the name {twice!r}")
     for wanted in (*reading.required, *reading.present):
         name = reading.columns.get(wanted, wanted)
         if _top(name, names) is None:
@@ -207,6 +240,19 @@ def _missing(names: Sequence[str], reading: Reading, rows: int) -> Bad | None:
 def _top(name: str, names: Sequence[str]) -> str | None:
     """The column that holds a field, which may be nested."""
     return name if name in names else (top if (top := name.split(".")[0]) in names else None)
+
+
+def _path(name: str, schema: pa.Schema) -> str:
+    """A field as Parquet is asked for it: by its path within objects, of a map the whole column."""
+    top, *steps = [name] if name in schema.names else name.split(".")
+    if top not in schema.names:
+        return name
+    kind = schema.field(top).type
+    for step in steps:
+        if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
+            return top
+        kind = kind.field(step).type
+    return name
 
 
 def rows_before(file: SourceFile, unit: int) -> int:

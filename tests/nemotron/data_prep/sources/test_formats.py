@@ -7,6 +7,7 @@ import decimal
 import gzip
 import json
 import struct
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,12 @@ def test_other_types_of_text_and_of_values(tmp_path: Path) -> None:
             "day": pa.array([datetime.date(2024, 2, 29), None]),
             "price": pa.array([decimal.Decimal("1.50"), None]),
             "calls": pa.array([[{"day": datetime.date(2024, 2, 29), "n": 1}], None]),
+            "days": pa.array([[datetime.date(2024, 2, 29)], None], pa.list_(pa.date32(), 1)),
+            "took": pa.array([90, None], pa.duration("s")),
+            "id": pa.array([uuid.UUID(int=1).bytes, None], pa.uuid()),
+            "tags": pa.array(
+                [[("a", [("b", datetime.date(2024, 2, 29))]), ("c", [])], None], map_of(map_of(pa.date32()))
+            ),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
@@ -129,9 +136,28 @@ def test_other_types_of_text_and_of_values(tmp_path: Path) -> None:
         "price": "1.50",
     }
     first["calls"] = [{"day": "2024-02-29", "n": 1}]
+    first |= {"days": ["2024-02-29"], "took": "90", "id": str(uuid.UUID(int=1))}
+    first["tags"] = {"a": {"b": "2024-02-29"}, "c": {}}
     assert [found[0][1], found[2][1]] == [first] * 2
     assert found[1][1]["when"] == "2023-11-14 22:13:20.123456789"
     json.dumps(found)  # what was read can be written
+    found, _ = read(tmp_path, columns={"text": "tags.a.b"}, on_error="skip")
+    assert [value for _, value in found] == [{"text": "2024-02-29"}] * 2
+
+
+def map_of(kind: pa.DataType) -> pa.DataType:
+    return pa.map_(pa.string(), kind)
+
+
+def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    table = pa.table([["one"], ["two"], ["three"]], names=["text", "text", "id"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "b.arrow"):
+        with pytest.raises(UserError, match=rf"{name}: .*2 columns of the name 'text'"):
+            read(tmp_path / name)
+        assert [value for _, value in read(tmp_path / name, columns={"text": "id"})[0]] == [{"text": "three"}]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

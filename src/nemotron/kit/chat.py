@@ -424,6 +424,10 @@ def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None
                 "malformed tools", f"tool {i}: description must be text, parameters an object of objects"
             )
         names.append(function["name"])
+    try:
+        json.dumps([tools, [message.get("tool_calls") for message in messages]])
+    except TypeError as error:  # bytes of a table
+        raise UntrainableError("malformed tools", f"tools and their calls must be JSON: {error}") from None
     open_calls: float = 0
     answered = False
     for i, message in enumerate(messages):

@@ -444,6 +444,7 @@ ANSWER = {"role": "tool", "content": "4"}
         ([USER, THOUGHT], [{"description": "x"}], "malformed tools", "tool 0: a tool is an object with a name"),
         ([USER, THOUGHT], [{"name": "f", "parameters": []}, "f"], "malformed tools", "tool 1: a tool is an object"),
         ([USER, THOUGHT], [{"name": "f", "parameters": {"properties": {"x": 1}}}], "malformed tools", "tool 0: "),
+        ([USER, THOUGHT], [{"name": "f", "parameters": {"x": b""}}], "malformed tools", "must be JSON: .* bytes"),
     ],
 )
 def test_what_cannot_be_trained_on(messages: list[Any], tools: list[Any] | None, reason: str, complaint: str) -> None:

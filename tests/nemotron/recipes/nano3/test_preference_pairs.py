@@ -55,9 +55,10 @@ def test_only_the_rejected_answer_may_call_a_tool_that_is_not_declared() -> None
     [
         ([{"role": "assistent", "content": "five"}], "rejected: message 1: unknown role 'assistent'"),
         ([{"role": "tool", "content": "five"}], "rejected has no assistant turn after the prompt"),
+        ([{"role": "assistant", "content": "five", "image": b"x"}], "messages must be JSON: .* bytes"),
     ],
 )
-def test_a_rejected_answer_is_checked_too(rejected: list[dict[str, str]], message: str) -> None:
+def test_a_rejected_answer_is_checked_too(rejected: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         as_pair({"prompt": "What is 2+2?", "chosen": "four", "rejected": rejected})
 

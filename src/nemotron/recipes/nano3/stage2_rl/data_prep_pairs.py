@@ -164,7 +164,12 @@ def as_pair(record: dict[str, Any]) -> dict[str, Any]:
         if not any(message["role"] == "assistant" for message in answer):
             raise UntrainableError("no answer", f"{name} has no assistant turn after the prompt")
     category = {} if record.get("category") is None else {"category": str(record["category"])}
-    return {"prompt": prompt, **({"tools": tools} if tools else {}), "chosen": chosen, "rejected": rejected, **category}
+    pair = {"prompt": prompt, **({"tools": tools} if tools else {}), "chosen": chosen, "rejected": rejected, **category}
+    try:
+        json.dumps(pair)
+    except TypeError as error:  # bytes of a table
+        raise UntrainableError("malformed messages", f"messages must be JSON: {error}") from None
+    return pair
 
 
 def _check_source(cfg: PairsConfig, source: SourceConfig, table: ConversationTable, report: ReadReport) -> None:

@@ -96,7 +96,9 @@ def test_agrees_with_a_search_for_word_runs(protected: str, text: str) -> None:
     assert overlaps([protected], text, n=n) == expected
 
 
-def test_a_question_is_protected_without_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_question_is_protected_without_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     question, answer = "which of these animals lays eggs in spring", "the small brown garden spider does it"
     file = tmp_path / "quiz.jsonl"
     file.write_text(json.dumps({"question": question, "answer": answer, "id": "q1"}))
@@ -106,6 +108,9 @@ def test_a_question_is_protected_without_its_answer(tmp_path: Path, monkeypatch:
     file.write_text(json.dumps({"prompt": turns, "answer": {"text": [answer], "label": ["A"]}}))
     texts_within = [*_texts_of(list_files([str(file)])[0], ["prompt", "answer"])]
     assert texts_within == ["be brief", question, answer, "A", f"be brief {question} {answer} A"]
+    file.write_text(json.dumps({"question": question}) + '\n{"question": null}\n{"query": "x"}\n')
+    assert [*_texts_of(list_files([str(file)])[0], ["question", "answer"])] == [question]
+    assert capsys.readouterr().err == f"{file}: 2 of 3 records have no text in question, answer\n"
     signed = SourceFile("https://h.example/quiz.jsonl?signature=s3cr3t", 1, "", "jsonl")
     monkeypatch.setattr(decontaminate, "read_piece", lambda *_: [])
     with pytest.raises(UserError, match=r"https://h\.example/quiz\.jsonl: none of the columns question"):

@@ -43,7 +43,7 @@ from nemo_runspec.config import load_script_config
 from nemo_runspec.errors import UserError
 from nemotron.data_prep.curation.decontamination import drop_shard, hit_shard, leaks_of, protect, save_grams
 from nemotron.data_prep.curation.step import collect, open_step, plan_step
-from nemotron.data_prep.sources.files import SourceFile
+from nemotron.data_prep.sources.files import FORMATS, RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport
@@ -61,7 +61,8 @@ def main() -> None:
 
     with open_step(cfg, __file__) as step:
         # --- What is protected --------------------------------------------------------------------------------------
-        evaluation_files = list_files(cfg.evaluation) if cfg.evaluation else []
+        formats = FORMATS if "text" in cfg.fields else RECORD_FORMATS  # the field of text files, a README among them
+        evaluation_files = list_files(cfg.evaluation, formats) if cfg.evaluation else []
         texts = [text for file in evaluation_files for text in _texts_of(file, cfg.fields)]
         prompts = evaluation_prompts(cfg.environment_tasks) if cfg.environment_tasks else []
         protected = protect([*texts, *prompts], cfg.ngram)
@@ -86,15 +87,19 @@ def main() -> None:
 
 def _texts_of(file: SourceFile, fields: list[str]) -> Iterator[str]:
     """Each wanted column of a row, and all of them joined: one that is too short to be found alone is found with its
-    neighbours. UserError for a file that has none of them."""
-    empty = True
+    neighbours. Says on stderr how many rows have none of them; UserError where no row has any."""
+    rows = without = 0
     for row in read_piece(whole(file), Reading(required=()), ReadReport()):
         values = [text for name in fields for text in _texts_in(row.value.get(name))]
+        rows += 1
         if values:
-            empty = False
             yield from dict.fromkeys([*values, " ".join(values)])
-    if empty:
+        else:
+            without += 1
+    if without == rows:
         raise UserError(f"{file.name}: none of the columns {', '.join(fields)}", "name the ones to protect in fields")
+    if without:
+        print(f"{file.name}: {without:,} of {rows:,} records have no text in {', '.join(fields)}", file=sys.stderr)
 
 
 def _texts_in(value: object) -> Iterator[str]:

@@ -248,7 +248,7 @@ def tokenize_shard(shard: Shard[ChatWork], settings: ChatSettings, output: Shard
     np.save(output.path(f"{shard.name}.sequences.npy"), np.array(sequences, SPOOLED), allow_pickle=False)
     report = account.report
     outcomes.update(report.skipped)
-    outcomes[READ] = report.records + sum(report.skipped.values())
+    outcomes[READ] = report.records + sum(report.skipped.values()) - report.skipped.get(EMPTY, 0)
     outcomes[KEPT] = len(sequences)
     tokens = sum(sequence[0] for sequence in sequences)
     return ChatCounts(
@@ -337,7 +337,7 @@ class Spool:
         """
         outcomes = self.table.counts.get(source, {})
         kept, earlier = outcomes.get(KEPT, 0), outcomes.get(EARLIER_TURNS, 0)
-        if outcomes.get(READ, 0) == outcomes.get(EMPTY, 0):  # a header alone, a table without rows
+        if not outcomes.get(READ):  # a header alone, a table without rows
             raise UserError(f"source {source!r} is empty: no record in {places(self.samples[source])}")
         asked_for = (NOT_USED_IN, NO_WEIGHT) if kept else ()
         no_drop = {READ, KEPT, EARLIER_TURNS, CUT, *NOT_ERRORS, *asked_for}
@@ -520,7 +520,8 @@ def _protected(prompts: tuple[str, ...]) -> ProtectedPrompts:
 
 def sum_of(outcomes: Mapping[str, int]) -> str:
     """How the sequences kept follow from the records read, for people: one line."""
-    left_out = sum(count for outcome, count in outcomes.items() if outcome not in (READ, KEPT, EARLIER_TURNS, CUT))
+    no_drop = (READ, KEPT, EARLIER_TURNS, CUT, EMPTY)
+    left_out = sum(count for outcome, count in outcomes.items() if outcome not in no_drop)
     read, kept, earlier = (outcomes.get(outcome, 0) for outcome in (READ, KEPT, EARLIER_TURNS))
     kept_of = f"{left_out:,} left out + {earlier:,} up to earlier turns = {kept:,} {plural(kept, 'sequence')} kept"
     return f"{read:,} {plural(read, 'record')} read - {kept_of}"

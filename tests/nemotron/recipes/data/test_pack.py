@@ -231,6 +231,11 @@ def test_a_source_without_a_record_ends_the_run(tokenizer: Path, tmp_path: Path)
     result = pack(tmp_path, *own(tokenizer, "sources=[a.jsonl, none.jsonl.gz]", "reading.on_error=skip"))
     assert result.returncode == 2, result.stderr
     assert "source 'none' is empty: no record in " in result.stderr and "none.jsonl.gz\n" in result.stderr
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "empty.jsonl").touch()
+    (tmp_path / "a.jsonl").rename(tmp_path / "both" / "a.jsonl")
+    result = pack(tmp_path, *own(tokenizer, "sources=[both]"))  # a file with nothing in it is no record
+    assert result.returncode == 0 and "both: 20 records read - 0 left out" in result.stderr, result.stderr
 
 
 def test_a_wrong_column_ends_the_run_although_records_may_be_skipped(tokenizer: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ from nemotron.data_prep.sources.files import SourceFile
 from nemotron.data_prep.sources.locations import lineage_sources, list_files
 from nemotron.data_prep.sources.planning import SourceInput, make_plan
 from nemotron.data_prep.sources.questions import question_texts
-from nemotron.data_prep.sources.reading import BEYOND_SCALE, NOT_ERRORS, Reading, check_kept, check_scale
+from nemotron.data_prep.sources.reading import BEYOND_SCALE, EMPTY, NOT_ERRORS, Reading, check_kept, check_scale
 from nemotron.data_prep.tokens import blend
 from nemotron.data_prep.tokens import tokenizer as bpe
 from nemotron.data_prep.tokens.blend import BLEND_FILE, Blend, Phase, write_blend_file
@@ -149,7 +149,8 @@ def main() -> None:
         with run.phase("documents"):
             for name, source in own_sources.items():
                 table = ingest_files(source, own_files[name], cfg.seed, work / "documents" / name, engine)
-                records = table.read.documents + sum(tally.documents for tally in table.dropped.values())
+                unread = sum(tally.documents for why, tally in table.dropped.items() if why != NOT_READ + EMPTY)
+                records = table.read.documents + unread
                 beyond = table.dropped.get(NOT_READ + BEYOND_SCALE)
                 check_scale(name, cfg.scale_all, records=records, beyond=beyond.documents if beyond else 0)
             tasks = [

@@ -60,7 +60,7 @@ from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile, redact
 from nemotron.data_prep.sources.locations import check_not_empty, lineage_sources, list_files
 from nemotron.data_prep.sources.questions import read_questions
 from nemotron.data_prep.sources.reader import read_piece, where, whole
-from nemotron.data_prep.sources.reading import BEYOND_SCALE, Reading, ReadReport, check_kept, check_scale
+from nemotron.data_prep.sources.reading import BEYOND_SCALE, EMPTY, Reading, ReadReport, check_kept, check_scale
 from nemotron.data_prep.work.engines import Engine, open_engine
 from nemotron.data_prep.work.progress import Progress
 from nemotron.kit import RLPrompts, Source, apply_scale, open_run, print_complete, share_of
@@ -160,7 +160,7 @@ def main() -> None:
         print(table, file=sys.stderr)
         for name, report in reports.items():
             beyond = report.skipped.get(BEYOND_SCALE, 0)
-            records = report.records + sum(report.skipped.values())
+            records = report.records + sum(report.skipped.values()) - report.skipped.get(EMPTY, 0)
             check_scale(name, cfg.scale_all, records=records, beyond=beyond)
             _check_own(name, table.counts[name], reports[name])
         for name in environments:

@@ -177,8 +177,8 @@ def _check_source(cfg: PairsConfig, source: SourceConfig, table: ConversationTab
     name = source.name
     for reason, count in report.skipped.items():
         table.count(name, f"{NOT_READ}{reason}", count)
-    records = report.records + sum(report.skipped.values())
-    if records == report.skipped.get(EMPTY, 0):
+    records = report.records + sum(report.skipped.values()) - report.skipped.get(EMPTY, 0)
+    if not records:
         raise UserError(f"source {name!r} is empty: no pair in {', '.join(map(redact, source.paths))}")
     check_scale(name, cfg.scale_all, records=records, beyond=report.skipped.get(BEYOND_SCALE, 0))
     unread = {f"{NOT_READ}{reason}": count for reason, count in report.errors().items()}

@@ -268,7 +268,7 @@ def main() -> None:
                 rules[own.name] = SourceRules(replace(reading, on_error=own.on_error), split_column="split")
             job = TokenizeJob(tokenizer_files.json_text(), None, bpe.EOS_ID, dtype, cfg.seed, rules)
             streams = tokenize_sources(token_plan, work / "tokens", job, engine)
-        if any(of_source.read.skipped for of_source in streams.values()):
+        if any(of_source.read.errors() for of_source in streams.values()):  # shards that curation emptied are none
             print(skipped_table(streams), file=sys.stderr)
 
         # --- Publish --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from nemotron.data_prep.sources.files import (
     compression_of,
     is_json_array,
 )
-from nemotron.data_prep.sources.locations import open_binary
+from nemotron.data_prep.sources.locations import check_unchanged, open_binary
 from nemotron.data_prep.sources.reading import (
     MALFORMED,
     MALFORMED_CSV,
@@ -64,6 +64,7 @@ def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None)
     Raises:
         DamagedError: also later, by every read.
         OSError: it cannot be opened or read.
+        RunFailed: it is another than the one that was listed, or has changed while it was read.
     """
     with open_binary(file, end) as stored:
         compression = file.compression
@@ -83,6 +84,8 @@ def open_content(file: SourceFile, *, cut: bool = False, end: int | None = None)
         except DamagedError as error:
             error.read = stored.tell()
             raise
+        if file.is_local:
+            check_unchanged(stored, file)
 
 
 def decompressed(stored: BinaryIO, compression: Compression) -> BinaryIO:

@@ -151,11 +151,19 @@ def open_binary(file: SourceFile, end: int | None = None) -> BinaryIO:
     if not file.is_local:
         return range_stream(file, store_fetch(file), end)
     stream = open(file.uri, "rb", buffering=1 << 18)  # noqa: PTH123, SIM115  the caller closes it
+    try:
+        check_unchanged(stream, file)
+    except RunFailed:
+        stream.close()
+        raise
+    return stream
+
+
+def check_unchanged(stream: BinaryIO, file: SourceFile) -> None:
+    """RunFailed: the open file of this machine is no longer what was listed; it may have been cut while it was read."""
     status = os.fstat(stream.fileno())
     if (status.st_size, str(status.st_mtime_ns)) != (file.size, file.version):
-        stream.close()
         raise changed_error(file)
-    return stream
 
 
 def lineage_sources(files: Sequence[SourceFile], role: str) -> list[Source]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_runspec.errors import UserError
+from nemo_runspec.errors import RunFailed, UserError
 from nemotron.data_prep.sources.locations import list_files
 from nemotron.data_prep.sources.reader import read_piece, whole
 from nemotron.data_prep.sources.reading import Reading, ReadReport, check_kept, check_skipped
@@ -254,6 +254,18 @@ def test_lines_before_the_place_where_a_small_file_is_cut_are_read(tmp_path: Pat
         assert report.skipped == {"damaged file": 1}
         assert len(found) * len(lines) / 1000 > len(lines) - 2**17 - 2**14  # a block of zstd, and a step
         assert name.endswith("zst") or len(found) > 990
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt"])
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes((b"text\n" if name == "a.csv" else b"") + (FINE + b"\n") * 40_000)
+    [piece] = pieces(path)
+    rows = read_piece(piece, Reading("skip", required=()), ReadReport())
+    next(rows)
+    os.truncate(path, len(FINE) * 30_000)
+    with pytest.raises(RunFailed, match=rf"{name} changed after it was listed"):
+        list(rows)
 
 
 def test_a_file_that_vanishes(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def _read_pairs(
                     if source.on_error == "stop":
                         raise error.at(place) from None
                     report.records -= 1
-                    report.skip(error.reason, place, error.message)
+                    report.skip(error.reason, place, error.message.removeprefix(f"{error.reason}: "))
 
     with Progress(f"read {source.name}", unit="pair") as progress:
         for pair in table.first(source.name, pairs(), source.max_pairs, "max_pairs"):

@@ -71,7 +71,12 @@ def test_a_record_that_cannot_be_trained_on_says_why(here: Nemotron, tokenizer: 
         file.writelines(json.dumps({"messages": [MESSAGES[0], turn]}) + "\n" for turn in (said, *[SAID] * 9))
     done = here(f"data preview {chats} --tokenizer {tokenizer} -n 3")  # and before it is asked for more
     assert "chats.jsonl:3: " in done.stderr and "chats.jsonl:5, " not in done.stdout
-    assert "chats.jsonl:4: <|im_end|>, a control token of nano3, in a message" in done.stderr
+    assert "chats.jsonl:4: control token in a message: <|im_end|>, of nano3\n" in done.stderr
+    documents = chats.with_name("documents.jsonl")
+    documents.write_text('{"text": "x"}\n' * 30)
+    done = here(f"data preview {documents} --tokenizer {tokenizer}")
+    assert done.returncode == 2 and done.stderr.count("no conversation in it: its fields are 'text'") == 5
+    assert "documents.jsonl: 0 records read; not read: 30 no conversation in it\n" in done.stderr
     renamed = here(f"data preview {chats} --tokenizer {tokenizer} -n 1 --columns=messages=talk")
     assert renamed.stdout.startswith(f"=== {chats}:3: ")
     own = chats.with_name("own.jinja")  # refuses what a family's takes; the next record is shown

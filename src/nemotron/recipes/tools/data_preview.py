@@ -30,10 +30,10 @@ from nemo_runspec.errors import UserError
 from nemo_runspec.user_files import expanded
 from nemotron.data_prep.chat.conversations import training_spans
 from nemotron.data_prep.chat.encoding import encode_conversations
-from nemotron.data_prep.chat.spool import ChatSource, as_conversation, chat_reading, check_trainable
+from nemotron.data_prep.chat.spool import CONTROL_TOKEN, ChatSource, as_conversation, chat_reading, check_trainable
 from nemotron.data_prep.sources.files import RECORD_FORMATS, SourceFile
 from nemotron.data_prep.sources.locations import list_files
-from nemotron.data_prep.sources.reader import read_piece, where, whole
+from nemotron.data_prep.sources.reader import read_piece, reject, where, whole
 from nemotron.data_prep.sources.reading import ReadReport
 from nemotron.data_prep.tokens.tokenizer import check_template_tokens, find_tokenizer, tokenizer_from
 from nemotron.kit import Artifact, SFTPack
@@ -145,7 +145,7 @@ def weights_of(row: Row) -> str:
 def conversation_rows(
     files: list[SourceFile], template: str, tokenizer: Tokenizer, columns: dict[str, str]
 ) -> Iterator[Row]:
-    """Conversations as they would be trained, span by span; one that cannot be says why on stderr."""
+    """Conversations as they would be trained, span by span; the first of a file that cannot be say why on stderr."""
     source = ChatSource("preview", chat_reading(columns, "skip"))
     forbidden = control_tokens(template)
     for piece in map(whole, files):
@@ -158,17 +158,19 @@ def conversation_rows(
                 conversation = as_conversation(record.value, source, piece)
                 check_trainable(conversation, template)
             except UntrainableError as error:
-                print(f"{place}: {error}".replace("\n", "; "), file=sys.stderr)
+                reason = str(error).replace("\n", "; ").removeprefix(f"{error.reason}: ")
+                reject(piece, record.index, report, error.reason, reason)
                 continue
             content = conversation.key(template)
             if control := [token for token in forbidden if token in content]:
-                print(f"{place}: {control[0]}, a control token of {template}, in a message", file=sys.stderr)
+                reject(piece, record.index, report, CONTROL_TOKEN, f"{control[0]}, of {template}")
                 continue
             spans = list(training_spans(conversation, template))
             for number, (ids, mask) in enumerate(encode_conversations(spans, tokenizer, template), start=1):
                 of = f", sequence {number} of {len(spans)}" if len(spans) > 1 else ""
                 yield Row(f"{place}{of}", ids, mask, [0])
-        _tell(report, num_reported)
+        if _tell(report, num_reported) < sum(report.skipped.values()):
+            print(f"{piece.file.name}: {report}", file=sys.stderr)
 
 
 def _tell(report: ReadReport, num_reported: int) -> int:

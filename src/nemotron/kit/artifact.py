@@ -538,12 +538,21 @@ def type_name(cls: type[Artifact]) -> str:
 
 
 def _default_name(role: str) -> str:
-    """The name of what a script saves outside a run: its own, as its block or its file says, and the role."""
+    """The name of what a script saves outside a run: its own, as its block or its file says, and the role.
+
+    A step that a run of another script calls takes over what that one's config adds: `nano2-rl-model-smoke` of the
+    script nano2/rl makes its steps' models end in `-smoke`, too.
+    """
     script = _scripts[-1].path
     name = script.stem if script.suffix == ".py" else ""
     with contextlib.suppress(UserError):
         name = parse_runspec(script).name.replace("/", "-") if name else ""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name}-{role}").strip("-.")
+    ending = ""
+    if (caller := current_run()) is not None:
+        own = re.escape(caller.spec.name.replace("/", "-"))
+        added = re.fullmatch(rf"{own}-[a-z]+(-.+)", caller.artifact_name() or "")
+        ending = added[1] if added else ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name}-{role}{ending}").strip("-.")
 
 
 def _run_files(run: Run | None) -> dict[str, bytes]:

@@ -279,6 +279,9 @@ def test_a_step_that_another_script_calls_is_no_part_of_its_run(tmp_path: Path) 
     assert (data.path / "train.jsonl").read_text() == "x" and data.record["producer"]["fingerprint"] is None
     assert model.record["producer"]["fingerprint"] is not None
     assert model.record["inputs"] == {"dataset": data.pinned}
+    smoke = [*command, "run.output=toy-all-model-smoke"]  # must not be the newest version of what others go on from
+    subprocess.run(smoke, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert registry.names() == ["toy-all-model-smoke", "toy-model", "toy-pretrain-data", "toy-pretrain-data-smoke"]
 
 
 def test_a_launcher_makes_a_run_of_it_and_a_shell_one_line(tmp_path: Path) -> None:

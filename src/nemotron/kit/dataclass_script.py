@@ -23,7 +23,8 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, field, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar, get_type_hints
 
@@ -72,6 +73,12 @@ def step(main: Callable[P, Made]) -> Callable[P, Made]:
     return call
 
 
+def step_config(config_class: type[ConfigClass], *given: str) -> ConfigClass:
+    """A field with the config of a step that the script calls, of which it gives some fields itself: no flag may."""
+    made: ConfigClass = field(default_factory=config_class, metadata={"given": given})
+    return made
+
+
 def run_step(main: Callable[[ConfigClass], Artifact], config_class: type[ConfigClass]) -> NoReturn:
     """Read the config from the command line, run `main`, print what it made for the next script in a pipe; then exit.
 
@@ -82,6 +89,7 @@ def run_step(main: Callable[[ConfigClass], Artifact], config_class: type[ConfigC
     def work() -> None:
         config = read_config(config_class)
         Registry.default().check_writable()
+        _check_given(config)
         _check_output_dirs(config)
         with stdout_kept_for_the_map(), _run_of_launcher(config_class) or contextlib.nullcontext():
             use_configured_tracker()
@@ -172,12 +180,12 @@ def _values_of(config_class: type, file: str, flags: list[str]) -> dict[str, Any
 def _artifact_inputs(config_class: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Fields that may be left out and are `${art:KEY,…}` in a file (`ifeval.base_path` for one in a group), and KEY."""
     hints = get_type_hints(config_class)
-    for field in fields(config_class):
-        value = values.get(field.name) if isinstance(values, dict) else None
-        if is_dataclass(hints[field.name]):
-            yield from _artifact_inputs(hints[field.name], value, f"{prefix}{field.name}.")
-        elif field.default is None and isinstance(value, str) and (match := _ART.match(value)):
-            yield prefix + field.name, match[1]
+    for part in fields(config_class):
+        value = values.get(part.name) if isinstance(values, dict) else None
+        if is_dataclass(hints[part.name]):
+            yield from _artifact_inputs(hints[part.name], value, f"{prefix}{part.name}.")
+        elif part.default is None and isinstance(value, str) and (match := _ART.match(value)):
+            yield prefix + part.name, match[1]
 
 
 def _from_pipe() -> dict[str, str]:
@@ -187,6 +195,19 @@ def _from_pipe() -> dict[str, str]:
         hint = "the script before it failed: see its message; where there is none, end the line with < /dev/null"
         raise UserError("nothing came through the pipe", hint)
     return references
+
+
+def _check_given(config: Dataclass, prefix: str = "") -> None:
+    """UserError: a value for what the script gives a step itself (`step_config`), which would be overwritten."""
+    for part in fields(config):
+        if (given := part.metadata.get("given")) is None:
+            continue
+        its: Any = getattr(config, part.name)
+        for name in given:
+            if (chosen := attrgetter(name)(its)) != attrgetter(name)(type(its)()):
+                hint = "give --scale for all steps" if name == "scale" else "run the step's own script"
+                raise UserError(f"{prefix}{part.name}.{name} = {chosen}: this script decides it", hint)
+        _check_given(its, f"{prefix}{part.name}.")
 
 
 def _check_output_dirs(config: object) -> None:

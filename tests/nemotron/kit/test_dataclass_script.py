@@ -352,6 +352,34 @@ def test_a_folder_in_use_is_refused_before_the_work(
     assert left.value.code == 2 and f"output_dir {tmp_path} exists and is not empty" in capsys.readouterr().err
 
 
+@dataclass
+class Whole:
+    """A script that calls a step, and gives it its folder."""
+
+    train: Saving = dataclass_script.step_config(Saving, "output_dir")
+
+
+@dataclass
+class Wider:
+    """One that calls it, and has nothing to give."""
+
+    stage: Whole = dataclass_script.step_config(Whole)
+
+
+def test_a_flag_for_what_the_script_decides_itself_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["script.py", "--stage.train.output-dir", "mine"])
+    monkeypatch.setenv("RUNSPEC_ARTIFACTS_ROOT", str(tmp_path / "a"))
+
+    def main(config: Wider) -> NoReturn:
+        pytest.fail("has begun to work")
+
+    with pytest.raises(SystemExit) as left:
+        dataclass_script.run_step(main, Wider)
+    assert left.value.code == 2 and "stage.train.output_dir = mine: this script decides it" in capsys.readouterr().err
+
+
 def test_a_place_that_cannot_be_written_to_is_found_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,10 +11,10 @@ if __name__ == "__main__":
     begin_script()
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nemotron.kit import Checkpoint, Dataset, Results, Scale
-from nemotron.kit.dataclass_script import run_step
+from nemotron.kit.dataclass_script import run_step, step_config
 from nemotron.recipes.nano2.stage0_pretrain import __main__ as stage0_pretrain
 from nemotron.recipes.nano2.stage1_sft import __main__ as stage1_sft
 from nemotron.recipes.nano2.stage2_rl import __main__ as stage2_rl
@@ -27,10 +27,12 @@ class RecipeConfig:
     """The configs of the stages, under one scale."""
 
     scale: Scale = "tiny"
-    pretrain: stage0_pretrain.StageConfig = field(default_factory=stage0_pretrain.StageConfig)
-    sft: stage1_sft.StageConfig = field(default_factory=stage1_sft.StageConfig)
-    rl: stage2_rl.StageConfig = field(default_factory=stage2_rl.StageConfig)
-    compress: stage3_compress.StageConfig = field(default_factory=stage3_compress.StageConfig)
+    pretrain: stage0_pretrain.StageConfig = step_config(stage0_pretrain.StageConfig, "scale")
+    sft: stage1_sft.StageConfig = step_config(stage1_sft.StageConfig, "scale", "data.base_path")
+    rl: stage2_rl.StageConfig = step_config(stage2_rl.StageConfig, "scale", "data.base_path")
+    compress: stage3_compress.StageConfig = step_config(
+        stage3_compress.StageConfig, "scale", "data.teacher_path", "data.sft_path", "data.pretrain_path"
+    )
 
 
 def main(config: RecipeConfig) -> Results:

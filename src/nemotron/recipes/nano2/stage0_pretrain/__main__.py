@@ -10,10 +10,10 @@ if __name__ == "__main__":
 
     begin_script()
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nemotron.kit import Results, Scale
-from nemotron.kit.dataclass_script import run_step
+from nemotron.kit.dataclass_script import run_step, step_config
 from nemotron.recipes.nano2.stage0_pretrain import data_curation, evaluation, training, training_long
 
 
@@ -22,10 +22,10 @@ class StageConfig:
     """The configs of the steps, under one scale."""
 
     scale: Scale = "tiny"
-    data: data_curation.Config = field(default_factory=data_curation.Config)
-    train: training.Config = field(default_factory=training.Config)
-    long: training_long.Config = field(default_factory=training_long.Config)
-    eval: evaluation.Config = field(default_factory=evaluation.Config)
+    data: data_curation.Config = step_config(data_curation.Config, "scale")
+    train: training.Config = step_config(training.Config, "dataset_path", "scale")
+    long: training_long.Config = step_config(training_long.Config, "base_path", "scale")
+    eval: evaluation.Config = step_config(evaluation.Config, "checkpoint_path")
 
 
 def main(config: StageConfig) -> Results:

@@ -10,10 +10,10 @@ if __name__ == "__main__":
 
     begin_script()
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from nemotron.kit import Results, Scale
-from nemotron.kit.dataclass_script import run_step
+from nemotron.kit.dataclass_script import run_step, step_config
 from nemotron.recipes.nano2.stage1_sft import data_curation, evaluation, training
 
 
@@ -22,9 +22,9 @@ class StageConfig:
     """The configs of the three steps, under one scale."""
 
     scale: Scale = "tiny"
-    data: data_curation.Config = field(default_factory=data_curation.Config)
-    train: training.Config = field(default_factory=training.Config)
-    eval: evaluation.Config = field(default_factory=evaluation.Config)
+    data: data_curation.Config = step_config(data_curation.Config, "scale")
+    train: training.Config = step_config(training.Config, "dataset_path")
+    eval: evaluation.Config = step_config(evaluation.Config, "checkpoint_path", "scale")
 
 
 def main(config: StageConfig) -> Results:

@@ -26,7 +26,7 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 
     begin_script()
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +34,7 @@ import torch
 from pydantic import Field
 
 from nemotron.kit import Checkpoint, Dataset, Model, Scale, UserPath
-from nemotron.kit.dataclass_script import output_folder, run_step, step
+from nemotron.kit.dataclass_script import output_folder, run_step, step, step_config
 from nemotron.recipes.nano2.stage2_rl import training_dpo, training_ifeval, training_reward, training_rlhf
 from nemotron.recipes.nano2.stage2_rl.judging import RewardModel
 from nemotron.recipes.nano2.stage2_rl.sampling import load_policy, save_policy
@@ -46,10 +46,10 @@ class Config:
 
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale | None = None  # of the four: one smaller than that of the data takes its share of the prompts
-    ifeval: training_ifeval.Config = field(default_factory=training_ifeval.Config)  # of training_ifeval.py
-    dpo: training_dpo.Config = field(default_factory=training_dpo.Config)  # of training_dpo.py
-    reward: training_reward.Config = field(default_factory=training_reward.Config)  # of training_reward.py
-    rlhf: training_rlhf.Config = field(default_factory=training_rlhf.Config)  # of training_rlhf.py
+    ifeval: training_ifeval.Config = step_config(training_ifeval.Config, "dataset_path")  # of training_ifeval.py
+    dpo: training_dpo.Config = step_config(training_dpo.Config, "checkpoint_path")  # of training_dpo.py
+    reward: training_reward.Config = step_config(training_reward.Config, "checkpoint_path")  # of training_reward.py
+    rlhf: training_rlhf.Config = step_config(training_rlhf.Config, "reward_path")  # of training_rlhf.py
     merge_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # a: 0 is the policy after DPO, 1 that after RLHF
     output_dir: Path | None = None  # also leave the model there
 

@@ -23,11 +23,11 @@ if __name__ == "__main__":  # importing torch takes seconds: Ctrl-C in them is o
 
     begin_script()
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nemotron.kit import Checkpoint, Scale, UserPath
-from nemotron.kit.dataclass_script import run_step
+from nemotron.kit.dataclass_script import run_step, step_config
 from nemotron.recipes.nano2.stage3_compress import training_distil, training_prune
 
 
@@ -38,8 +38,8 @@ class Config:
     dataset_path: UserPath | None = None  # default: what the script before in the pipe made
     scale: Scale | None = None  # of both: one smaller than that of the data takes its share of the rows
     output_dir: Path | None = None  # also leave the model there
-    prune: training_prune.Config = field(default_factory=training_prune.Config)  # of training_prune.py
-    distil: training_distil.Config = field(default_factory=training_distil.Config)  # of training_distil.py
+    prune: training_prune.Config = step_config(training_prune.Config, "dataset_path")  # of training_prune.py
+    distil: training_distil.Config = step_config(training_distil.Config, "student_path")  # of training_distil.py
 
 
 def main(config: Config) -> Checkpoint:

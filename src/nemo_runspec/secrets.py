@@ -11,8 +11,9 @@ _SECRET = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CONNECTION_STRING|(?:TOKEN|KEYS?|_(?:PASS|PWD|PAT|DSN|SAS))(?:_|$)",
     re.IGNORECASE,
 )
-_LOGIN = re.compile(r"://[^/?#\s'\"]*@")  # up to the last @: a password may hold one
-_PASSWORD = re.compile(r"://[^/?#\s'\"@:]*:[^/?#\s'\"]+@")
+# In `art://name:3@digest` stands a version.
+_LOGIN = re.compile(r"(?<!\bart)://[^/?#\s'\"]*@")  # up to the last @: a password may hold one
+_PASSWORD = re.compile(r"(?<!\bart)://[^/?#\s'\"@:]*:[^/?#\s'\"]+@")
 _QUERY = re.compile(r"(https?://[^?#\s]*)\?[^\s'\"]*")
 
 

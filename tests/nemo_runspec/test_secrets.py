@@ -75,6 +75,7 @@ def test_an_address_with_a_login(address: str, expected: bool) -> None:
         ("ssh://git@host:22/a", False),
         ("http://host:80/a@b", False),
         ("http://[::1]:80 me@host", False),
+        ("art://corpus:3@0123456789ab", False),
     ],
 )
 def test_an_address_with_a_password(text: str, expected: bool) -> None:

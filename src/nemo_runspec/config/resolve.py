@@ -46,6 +46,7 @@ from nemo_runspec.config.yaml_text import KeyPath, dotted, dump_yaml, escape_int
 from nemo_runspec.errors import UserError, did_you_mean
 from nemo_runspec.gpus import visible_gpus
 from nemo_runspec.runspec import NAME, Runspec, recipe_name
+from nemo_runspec.secrets import has_password
 from nemo_runspec.user_files import UserFiles, is_elsewhere
 from nemo_runspec.variables import JOB_DIR
 from nemo_runspec.words import shown
@@ -116,8 +117,8 @@ def resolve_config(
 
     Raises:
         UserError: the config is for another script; an unknown, ill-typed or missing key; a value out of range; an
-            interpolation that leads nowhere; a missing artifact, after all others: a fault of the config is found
-            before somebody goes and makes the artifact.
+            address with a password; an interpolation that leads nowhere; a missing artifact, after all others: a fault
+            of the config is found before somebody goes and makes the artifact.
     """
     # 1. The config is for this script, and the script knows its keys.
     _check_script(loaded, spec)
@@ -153,6 +154,7 @@ def resolve_config(
         check_defaults(model, schema, loaded, spec.schema_path)
     if model is not None and run["family"] != spec.family:
         _refuse_defaults_of_another_family(model, spec, loaded)
+    _refuse_passwords(data, (), loaded)
     # 6. The user's files are where the config says, and their digest is part of the run's identity.
     locations = [] if model is None else user_locations(model, loaded)
     here = locations if found_here is None else found_here([*there, *locations])
@@ -222,6 +224,18 @@ def _check_script(loaded: LoadedConfig, spec: Runspec) -> None:
         raise UserError(
             f"{at}: run.script = {script!r}: run.family is missing",
             "a config for the script of another recipe says whose runs these are, as in run.family: mine",
+        )
+
+
+def _refuse_passwords(value: Any, path: KeyPath, loaded: LoadedConfig) -> None:
+    """Refuse an address with a password: job.yaml, the script's config and the record of an artifact would have it."""
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_passwords(item, (*path, key), loaded)
+    elif isinstance(value, str) and has_password(value):
+        raise UserError(
+            f"{loaded.origin(path)}: {dotted(path)}: an address with a password, which has no place in a config",
+            "configs are written to files: let the environment of the job have it (secrets in a profile of env.toml)",
         )
 
 

@@ -385,3 +385,10 @@ def test_a_fault_of_the_command_line_is_never_laid_on_the_file(write: Write) -> 
 def test_a_name_that_cannot_be_published_is_refused_before_the_run(key: str) -> None:
     with pytest.raises(UserError, match=f"^command line: run.{key}: bad artifact name 'art://r:1'"):
         resolve(f"run.{key}=art://r:1")
+
+
+@pytest.mark.parametrize("key", ["run.env.address", "tags.0"])
+def test_an_address_with_a_password_gets_into_no_record(key: str) -> None:
+    with pytest.raises(UserError, match=f"^command line: {key}: an address with a password") as caught:
+        resolve("tags=[x]", f"{key}=http://me:pw@head:8265")
+    assert "pw@" not in str(caught.value)

@@ -250,6 +250,18 @@ def test_gc_keeps_what_a_job_is_pinned_to_that_has_not_started(
     assert run("gc --dry-run").output.startswith("some-model:1")
 
 
+def test_gc_removes_nothing_while_the_record_of_a_waiting_job_is_empty(
+    published: dict[str, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RUNSPEC_OUTPUT_ROOT", raising=False)
+    record = tmp_path / "output/jobs/experiments/demo/demo_1700000000/train/code/job.yaml"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    refused = run("gc --yes")
+    assert isinstance(refused.exception, UserError) and f"{record}: not the record" in refused.exception.message
+    assert left(tmp_path) == {"some-data": [1], "some-model": [1, 2]}
+
+
 def test_gc_removes_nothing_while_a_record_cannot_be_read(published: dict[str, Version], tmp_path: Path) -> None:
     record = published["second"].directory / "artifact.json"
     record.write_text(record.read_text() + " ")

@@ -7,6 +7,7 @@ from pathlib import Path
 from nemo_runspec.config.yaml_text import read_yaml
 from nemo_runspec.env.file import load_tables, profiles_of
 from nemo_runspec.env.roots import located_path, output_root
+from nemo_runspec.errors import UserError
 
 
 def inputs_of_waiting_jobs() -> dict[str, Path]:
@@ -22,7 +23,10 @@ def inputs_of_waiting_jobs() -> dict[str, Path]:
     for file in (path for job_dir in _job_dirs() for path in job_dir.glob("experiments/*/*/*/code/job.yaml")):
         folder = file.parents[1]
         if not any(folder.glob("log-*")):
-            pinned = (read_yaml(file.read_text(encoding="utf-8"), str(file))[0].get("inputs") or {}).values()
+            record = read_yaml(file.read_text(encoding="utf-8"), str(file))[0]
+            if not isinstance(record, dict):  # it is being copied, or was cut off
+                raise UserError(f"{file}: not the record of a job", f"of a job that was cancelled, remove {folder}")
+            pinned = (record.get("inputs") or {}).values()
             inputs |= {str(ref).partition("@")[0]: folder for ref in pinned if ref is not None}
     return inputs
 

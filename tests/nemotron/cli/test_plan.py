@@ -62,6 +62,7 @@ def test_a_plan_for_this_machine_measures_it(nemotron: Nemotron) -> None:
         ("plan nano3 pretrain --nodes 5", "3072 is no multiple of 40 replicas", "the smallest that fits: 8 GPUs"),
         ("plan nano3 pretrain model.seq_lenght=1", "seq_lenght", "did you mean"),
         ("plan nano3 pretrain --gpu cpu", "the published size is for GPUs", "a plan for this machine: -c tiny"),
+        ("plan nano3 pretrain --price inf", "--price inf: must be a finite number", "as in --price 2.5"),
         ("plan nano3 pretrain --node 5", "--node", "see: nemotron plan --help"),
     ],
 )

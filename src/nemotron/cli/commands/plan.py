@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
 
+from nemo_runspec.errors import UserError
 from nemotron.cli.tool import become_tool
 
 
@@ -35,6 +37,8 @@ def plan(
       nemotron plan nano3 pretrain -c phase2 --gpu gb200 model.tensor_model_parallel_size=2 model.sequence_parallel=true
       nemotron plan nano3 pretrain -c tiny --gpu cpu
     """
+    if price is not None and not math.isfinite(price):
+        raise UserError(f"--price {price}: must be a finite number", "as in --price 2.5")
     become_tool(
         "plan.py",
         family=family,

@@ -122,6 +122,17 @@ def test_a_model_trained_without_reasoning_is_asked_without(start: Tool, tmp_pat
     assert budgets == [16, 16] and start("-m", "reasoner", "--reasoning-budget=0")[1]["max_reasoning"] == 0
 
 
+def test_reasoning_is_not_turned_off_where_the_template_has_no_switch_for_it(
+    start: Tool, tmp_path: Path, plain_chat: str
+) -> None:
+    record = {"fields": {"reasoning": False, "chat_template": plain_chat}, "producer": {"name": "mine/sft"}}
+    Registry(tmp_path / "artifacts").publish("plain", tmp_path / "payload", {"type": "Model", **record})
+    assert start("-m", "plain")[1]["max_reasoning"] == 0  # as it was trained
+    for option in ("--no-thinking", "--reasoning-budget=0"):
+        with pytest.raises(UserError, match="has no switch enable_thinking"):
+            start("-m", "plain", option)
+
+
 def test_an_exported_model_is_asked_as_its_directory_says(start: Tool, tmp_path: Path) -> None:
     said = {"artifact": f"m:1@{'0' * 64}", "num_steps": 1, "tokens": None, "sources": []}
     for name, is_base, reasoning in (("base", True, None), ("plain", False, False), ("reasoner", False, True)):

@@ -147,6 +147,7 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
             hint = f"as in {models.command} chat -c tiny"
             raise UserError("which model? neither --config nor --model names one", hint)
         from nemo_runspec.artifacts.registry import Registry
+        from nemotron.kit.chat_template import load_template
         from nemotron.kit.chat_templates import TEMPLATES
         from nemotron.kit.found_model import find_model
 
@@ -159,6 +160,8 @@ def chat_command(models: FamilyModels) -> Callable[..., None]:
         if not complete and template is None and found.template is None:
             hint = f"--template takes one by name ({', '.join(TEMPLATES)}) or path"
             raise UserError(f"no chat template in {found.tokenizer}, and none is known of the model", hint)
+        if thinking is False or reasoning_budget == 0:
+            load_template(str(template or found.template)).check_switch("enable_thinking")
         if thinking is None:
             thinking = found.reasons or bool(reasoning_budget)
         become_tool(

@@ -24,7 +24,8 @@ import torch
 from tokenizers import Tokenizer
 
 from nemo_runspec.errors import UserError
-from nemotron.kit.chat import END_THINK, THINK, opens_reasoning, parse_response, render
+from nemotron.kit.chat import END_THINK, THINK, answer_prompt, opens_reasoning, parse_response
+from nemotron.kit.chat_template import load_template
 from nemotron.recipes.tools.options import run_tool
 from nemotron.stack.evaluation.model import load_tokenizer, model_stream_fn, reasoning_budget
 from nemotron.stack.models import NemotronH
@@ -71,8 +72,7 @@ class Speaker:
         `max_reasoning`: tokens of reasoning, at most; 0: none; None: any number.
         Ctrl-C ends it where the speaker is `patient`: what was written by then is the message.
         """
-        thinking = max_reasoning != 0
-        prompt = render(messages, enable_thinking=thinking, add_generation_prompt=True, template=self.template)
+        prompt = answer_prompt(messages, thinking=max_reasoning != 0, template=self.template)
         # What opens reasoning or leaves it out stands in the prompt, and is yet a part of the response. Under Nano 2 it
         # is a matter of words in the messages.
         text = {True: f"{THINK}\n", False: THINK + END_THINK, None: ""}[opens_reasoning(prompt)]
@@ -193,6 +193,8 @@ def converse(speaker: Speaker, max_reasoning: int | None, plain: bool = False) -
             try:
                 if wanted and not plain:
                     speaker.check_budget(wanted)
+                elif wanted == 0 and not plain:
+                    load_template(speaker.template).check_switch("enable_thinking")
                 max_reasoning = wanted
             except UserError as error:
                 print(error.message, file=sys.stderr)
@@ -201,8 +203,11 @@ def converse(speaker: Speaker, max_reasoning: int | None, plain: bool = False) -
         elif line and plain:
             speaker.complete(line)
         elif line:
-            messages.append({"role": "user", "content": line})
-            messages.append(speaker.answer(messages, max_reasoning))
+            asked = [*messages, {"role": "user", "content": line}]
+            try:
+                messages = [*asked, speaker.answer(asked, max_reasoning)]
+            except UserError as error:  # the template refuses the question
+                print(error.message, file=sys.stderr)
 
 
 def main(options: Options) -> None:

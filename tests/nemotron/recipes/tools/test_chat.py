@@ -143,6 +143,28 @@ def test_a_budget_that_leaves_no_answer_is_refused_between_questions(
         chat.main(chat.Options(**{**options, "max_reasoning": 254}))
 
 
+def test_under_a_template_without_the_switch_a_model_trained_without_reasoning_is_asked_as_it_is(
+    plain_chat: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1?\n/think on\n/think off\n2?"))
+    model = Replies("one", "two")
+    chat.converse(speaker(model, plain_chat), max_reasoning=0)
+    assert [prompt.count("<|im_start|>") for prompt in model.prompts] == [2, 4]
+    assert "has no switch enable_thinking" in capsys.readouterr().err
+
+
+def test_a_question_that_the_template_refuses_does_not_end_the_conversation(
+    plain_chat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "polite.jinja"
+    refuses = "{% if 'damn' in messages[-1].content %}{{ raise_exception('be polite') }}{% endif %}"
+    file.write_text(refuses + Path(plain_chat).read_text(encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1?\ndamn\n2?"))
+    model = Replies("one", "two")
+    chat.converse(speaker(model, str(file)), max_reasoning=None)
+    assert "be polite" in capsys.readouterr().err and "damn" not in model.prompts[1]
+
+
 def test_an_answer_cut_off_while_reasoning_is_no_answer() -> None:
     message = speaker(Replies("1 + ")).answer([{"role": "user", "content": "1 + 1?"}], max_reasoning=None)
     assert message == {"role": "assistant", "content": "", "reasoning_content": "1 +"}

@@ -305,7 +305,8 @@ def _counted(listed: Sequence[str], asked: Sequence[str], question: str, candida
 def _question(passages: Sequence[Passage], filler: int, number: int, rng: np.random.Generator) -> Sample:
     """A question about one passage among others."""
     asked = passages[number % len(passages)]
-    others = [passage for passage in passages if passage != asked]
+    # Several questions may be about one passage, which stands there once.
+    others = list({passage.text: passage for passage in passages if passage.text != asked.text}.values())
     chosen = [others[int(i)] for i in rng.permutation(len(others))[:filler]]
     chosen.insert(int(rng.random() * (len(chosen) + 1)), asked)
     parts = [f"Passage {i}: {passage.text}\n" for i, passage in enumerate(chosen, 1)]

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -139,6 +140,12 @@ def test_a_question_about_one_passage_stands_behind_all_of_them(material: Materi
     assert [sample.candidates for sample in samples] == [len(PASSAGES)] * 5
     assert [sample.answers for sample in samples] == [passage.answers for passage in PASSAGES[:5]]
     assert len({sample.places for sample in samples}) > 1  # not always in the same place
+
+
+def test_a_passage_with_several_questions_stands_in_a_prompt_once(material: Material) -> None:
+    twice = [replace(passage, question="And then?") for passage in PASSAGES]
+    samples = made(replace(material, passages=[*PASSAGES, *twice]), "qa", 100_000)  # all fit
+    assert [sample.candidates for sample in samples] == [len(PASSAGES)] * 5
 
 
 def test_recall_is_a_share_of_the_strings_or_any_of_them() -> None:

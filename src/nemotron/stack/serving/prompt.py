@@ -108,6 +108,9 @@ def _switches(model: ServedModel, template: ChatTemplate, body: Conversation) ->
         if name in _OWN_VARIABLES or not (template.has_switch(name) or harmless):
             message = f"the chat template of {model.name} has no switch {name!r}"
             raise ApiError(400, message, param="chat_template_kwargs")
+        if isinstance(value, str) and value.lower() in ("true", "false"):  # Jinja takes any text for true
+            message = f"{name}: {value!r} is text; {value.lower()} without quotes is expected"
+            raise ApiError(400, message, param="chat_template_kwargs")
     effort = body.reasoning_effort
     if effort == "none":
         if switches.get("enable_thinking"):

@@ -381,6 +381,8 @@ def test_texts_are_rendered_beside_the_loop(served: Served, monkeypatch: pytest.
          "tools.0.function.parameters", r'"a\nb" is no name'),
         ({"messages": USER, "max_tokens": 20, "max_thinking_tokens": 19}, 400, "max_thinking_tokens", "no answer"),
         ({"messages": USER, "chat_template_kwargs": {"shout": 1}}, 400, "chat_template_kwargs", "no switch 'shout'"),
+        ({"messages": USER, "chat_template_kwargs": {"enable_thinking": "false"}}, 400, "chat_template_kwargs",
+         "enable_thinking: 'false' is text; false without quotes is expected"),
         ({"messages": USER, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs", "no switch"),
         ({"messages": USER, "reasoning_effort": "medium"}, 400, "reasoning_effort", "none, minimal, low, high"),
         ({"messages": USER, "tool_choice": "required"}, 400, "tool_choice", "there are no tools"),

@@ -61,7 +61,12 @@ class NamedModel(NemotronLM):
         known = ("max_length", "max_gen_toks")
         if unknown := next((name for name in others if name not in known), None):
             raise UserError(f"--model_args {unknown}", did_you_mean(unknown, ("thinking", "dtype", *known)))
-        if not str(batch_size).isdecimal():
+        for name, number in others.items():
+            if type(number) is not int or number < 1:
+                raise UserError(f"--model_args {name}={number}: a number of tokens expected")
+        if not isinstance(thinking, bool | None):
+            raise UserError(f"--model_args thinking={thinking}: True or False expected")
+        if not str(batch_size).isdecimal() or int(batch_size) < 1:
             raise UserError(f"--batch_size {batch_size}: a number of rows expected")
         found = find_model(pretrained)
         place = device or "cuda"  # lm-eval's default as well, also without one

@@ -166,6 +166,30 @@ def test_a_model_is_in_fp32_on_the_gpu_if_there_is_one(
     assert loaded == [("float32", place), ("bfloat16", place)]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch_size": 0}, "--batch_size 0: a number of rows expected"),
+        ({"max_length": "abc"}, "--model_args max_length=abc: a number of tokens expected"),
+        ({"max_gen_toks": 0}, "--model_args max_gen_toks=0: a number of tokens expected"),
+        ({"thinking": "no"}, "--model_args thinking=no: True or False expected"),
+    ],
+)
+def test_values_that_are_no_numbers_or_switches_are_refused(given: dict[str, Any], message: str) -> None:
+    from nemotron.recipes.tools import lm_eval_run
+
+    with pytest.raises(UserError, match=message):
+        lm_eval_run.NamedModel("nowhere", **given)
+
+
+@pytest.mark.parametrize("number", [0, -3])
+def test_no_tasks_are_refused(number: int) -> None:
+    from nemotron.recipes.tools.lm_eval_tasks import generated
+
+    with pytest.raises(UserError, match=f"--metadata num_tasks={number}: at least 1 expected"):
+        generated.held_out("math", num_tasks=number)
+
+
 def test_what_the_decoder_does_not_have_is_refused(lm: NemotronLM) -> None:
     with pytest.raises(UserError, match=r"top_p=0\.9"):
         lm.generate_until(asked("generate_until", ("a", {"do_sample": True, "temperature": 1.0, "top_p": 0.9})))

@@ -26,11 +26,14 @@ from nemotron.stack.environments.multiple_choice import LETTERS
 def held_out(family: str, num_tasks: int = 200, seed: int = 0, **_: Any) -> dict[str, datasets.Dataset]:
     """The split `test`: the task as JSON, since the specs of a family differ in their keys, and what is asked.
 
-    UserError: the answers are programs, and no sandbox starts here; `num_tasks` or `seed` is no number.
+    UserError: the answers are programs, and no sandbox starts here; `num_tasks` or `seed` is no number,
+    or there are to be no tasks.
     """
     for name, value in {"num_tasks": num_tasks, "seed": seed}.items():
         if not isinstance(value, int):
             raise UserError(f"--metadata {name}={value}: a whole number expected")
+    if num_tasks < 1:
+        raise UserError(f"--metadata num_tasks={num_tasks}: at least 1 expected")
     verifiable_families([family])
     tasks = generate_tasks(family, "eval", num_tasks, seed)
     rows = [{"prompt": t.prompt, "task": json.dumps(t.to_dict()), "answer": t.solution.answer} for t in tasks]

@@ -295,6 +295,12 @@ def test_show_config_and_diff_read_what_the_versions_carry(tmp_path: Path, monke
     ]
     assert not re.search(r" $", run("diff m:1 m").output, re.MULTILINE)
     assert run("diff m:1 m:1").output == "m:1 and m:1: no difference\n"
+
+    for text in ("table" * 900 + "one" + "rest" * 900, "table" * 900 + "two" + "rest" * 900):
+        registry.publish("long", source, {"metrics": {"samples": text}})
+    assert [line.split() for line in run("diff long:1 long").output.splitlines()[1:]] == [
+        ["metrics.samples", *("…" + "table" * 5 + word + "rest" * 18 + "…" for word in ("one", "two"))]
+    ]
     registry.publish("bare", source, {})
     assert "bare:1 carries no config" in str(run("show bare --config").exception)
 

@@ -20,6 +20,8 @@ from nemotron.cli.groups import QuickGroup
 
 # Of a value that `show` prints, in characters: the samples of what curation dropped are many thousands.
 LONGEST_TEXT = 1000
+# Of one that `diff` prints beside another.
+LONGEST_CELL = 100
 
 artifacts = typer.Typer(
     cls=QuickGroup,
@@ -180,8 +182,19 @@ def diff(
     registry = Registry.default()
     versions = registry.resolve(first), registry.resolve(second)
     differences = compare(*versions, lambda text: read_yaml(text, "config.yaml")[0])
-    rows = [("", versions[0].ref, versions[1].ref), *differences]
+    cells = [(key, _around_difference(one, other), _around_difference(other, one)) for key, one, other in differences]
+    rows = [("", versions[0].ref, versions[1].ref), *cells]
     typer.echo("\n".join(aligned(rows, "<<<")) if len(rows) > 1 else f"{rows[0][1]} and {rows[0][2]}: no difference")
+
+
+def _around_difference(text: str, other: str) -> str:
+    """A text that fits into a column: of a longer one the part where it begins to differ from the other."""
+    if len(text) <= LONGEST_CELL:
+        return text
+    same = next((i for i, pair in enumerate(zip(text, other, strict=False)) if len(set(pair)) == 2), len(other))
+    begin = max(0, same - LONGEST_CELL // 4)
+    end = begin + LONGEST_CELL
+    return "…" * (begin > 0) + text[begin:end] + "…" * (end < len(text))
 
 
 @artifacts.command("rm")

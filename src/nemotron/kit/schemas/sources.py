@@ -187,9 +187,11 @@ class OwnSourceConfig(UserSource):
 
 def check_names(names: Iterable[str]) -> None:
     """Refuse two sources of one name."""
-    names = sorted(names)
-    if len(names) != len(set(names)):
-        raise ValueError(f"sources: two sources of one name among {', '.join(names)}")
+    names = list(names)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(
+            f"sources: two of the name {twice!r}; a source of yours gets another by {{name: my_{twice}, paths: […]}}"
+        )
 
 
 # --- Sources of `nemotron data` ---------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_weights_leave_a_share_to_the_other_sources(weights: dict[str, float], e
 def test_a_source_does_not_take_the_name_of_one_of_the_long_context_phase(name: str) -> None:
     script, own = str(NANO3 / "stage0_pretrain" / "data_prep.py"), f"sources=[{{name: {name}, paths: [own.jsonl]}}]"
     assert load_script_config(script, ["--config", "tiny", own]).sources[0].name == name  # which has no such phase
-    with pytest.raises(UserError, match=f"two sources of one name among long, .*{name}"):
+    with pytest.raises(UserError, match=f"two of the name '{name}'; .*name: my_{name}"):
         load_script_config(script, ["--config", "tiny-long_context", own])
 
 

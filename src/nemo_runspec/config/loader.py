@@ -125,6 +125,8 @@ def find_config(config_dir: Path, name_or_path: str, fmt: str = "omegaconf") -> 
             return path.absolute()
     names = list_configs(config_dir, fmt)
     hint = did_you_mean(name_or_path, names, "configs") or "the folder has no configs"
+    if own := [f"{name_or_path}{suffix}" for suffix in suffixes if expanded(f"{name_or_path}{suffix}").is_file()]:
+        hint = f"for the file write {own[0]}"
     raise UserError(f"no config {name_or_path!r} in {shown(config_dir)}", hint)
 
 

@@ -111,11 +111,13 @@ def test_a_bad_file_is_named_with_its_line(
         ("x/y.yaml", "no such config file: x/y.yaml", None),
         ("~nouser/y.yaml", "~nouser/y.yaml: there is no user 'nouser'", "~/ is your own home folder"),
         ("", "no config '' in config", "configs: tiny"),
+        ("own/mine", "no config 'own/mine' in config", "for the file write own/mine.yaml"),
     ],
 )
 def test_an_unknown_config_is_answered_with_what_there_is(
-    configs: Path, name: str, message: str, hint: str | None
+    write: Write, configs: Path, name: str, message: str, hint: str | None
 ) -> None:
+    write("own/mine.yaml", "a: 1")
     with pytest.raises(UserError) as caught:
         load_config(configs, name)
     assert (caught.value.message, caught.value.hint) == (message, hint)

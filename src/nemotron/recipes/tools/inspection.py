@@ -26,7 +26,7 @@ from nemotron.data_prep.tokens.indexed_dataset import IndexedDataset, IndexHeade
 from nemotron.data_prep.tokens.mixture import MIXTURE_FILE
 from nemotron.data_prep.work.shards import PLAN_FILE, RECEIPTS, Plan, Shard, restore
 from nemotron.kit.metrics import read_metrics
-from nemotron.kit.record_fields import TURNS
+from nemotron.kit.record_fields import REASONING, TURNS
 from nemotron.kit.run import PUBLISHED_FILE, STATE_FILE, read_state
 from nemotron.kit.runs import is_locked
 from nemotron.recipes.tools.data_names import tokenizer_beside
@@ -349,7 +349,7 @@ class _Records:
             self._types.setdefault(name, Counter())[_type_of(value)] += 1
         messages = next((record[key] for key in TURNS if _are_messages(record.get(key))), None)
         if messages is not None:
-            parts = [(str(m.get("role", m.get("from"))), _said(m.get("content", m.get("value")))) for m in messages]
+            parts = [(str(m.get("role", m.get("from"))), _said(m)) for m in messages]
             self.turns.update(role for role, _ in parts)
             what, length = "messages", sum(len(content) for _, content in parts)
             text = "  ".join(f"[{role}] {content}" for role, content in parts)
@@ -394,12 +394,16 @@ def _are_messages(value: Any) -> bool:
     )
 
 
-def _said(content: Any) -> str:
-    """The text of a message, whose content may be a list of parts; an image stands there as `[image_url]`."""
+def _said(message: Mapping[str, Any]) -> str:
+    """The text of a message: its reasoning, its content, whose parts may be images, as `[image_url]`, and its calls."""
+    reasoning = next((message[name] for name in REASONING if message.get(name)), "")
+    content = message.get("content", message.get("value"))
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {"text": part} for part in content]
-        return "".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
-    return str(content or "")
+        content = "".join(str(part.get("text") or f"[{part.get('type')}]") for part in parts)
+    calls = message.get("tool_calls") or message.get("function_call") or ""
+    calls = calls if isinstance(calls, str) else json.dumps(calls, ensure_ascii=False, default=str)
+    return " ".join(str(part) for part in (reasoning, content, calls) if part)
 
 
 def _type_of(value: Any) -> str:

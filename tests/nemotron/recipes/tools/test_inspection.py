@@ -203,6 +203,12 @@ def test_conversations(tmp_path: Path) -> None:
     report = inspect(str(tmp_path / "chat.jsonl"))
     assert report.lengths is not None and report.lengths.most == len("Hi[image_url]Hello")
     assert report.samples[0]["text"] == "[user] Hi[image_url] [assistant] Hello"
+    # What the assistant thinks and calls is a part of what a row has to hold.
+    call = {"role": "assistant", "content": None, "reasoning": "So.", "tool_calls": [{"name": "f", "arguments": {}}]}
+    write_jsonl(tmp_path / "chat.jsonl", [{"messages": [{"role": "user", "content": "Hi"}, call]}])
+    report, said = inspect(str(tmp_path / "chat.jsonl")), 'So. [{"name": "f", "arguments": {}}]'
+    assert report.lengths is not None and report.lengths.most == len(f"Hi{said}")
+    assert report.samples[0]["text"] == f"[user] Hi [assistant] {said}"
 
 
 def test_a_large_file_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def main() -> None:
                 print(f"left out: {sample['where']}: {sample['reason']}", file=sys.stderr)
             for name, count in chosen.equal.items():
                 kept = table.counts.get(name, {}).get(chat_spool.KEPT, 0)
-                check_kept(name, read=kept, kept=kept - count, dropped={"exact duplicate": count})
+                check_kept(name, read=kept, kept=kept - count, dropped={"exact duplicate": count}, unit="sequences")
             if not len(chosen.splits["train"]):
                 raise UserError("no training conversation is left", "the table above says what was dropped and why")
 

@@ -146,7 +146,7 @@ def main() -> None:
             check_scale(source.name, cfg.scale_all, records=counts[spool.READ], beyond=beyond)
             conversations.check_own(source.name, settings)
             kept, equal = counts[spool.KEPT], chosen.equal[source.name]
-            check_kept(source.name, read=kept, kept=kept - equal, dropped={"exact duplicate": equal})
+            check_kept(source.name, read=kept, kept=kept - equal, dropped={"exact duplicate": equal}, unit="sequences")
         if not len(chosen.splits["train"]):
             raise UserError("no training conversation is left", "the table above says what was dropped and why")
 

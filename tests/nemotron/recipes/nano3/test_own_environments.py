@@ -136,9 +136,10 @@ def test_an_endless_environment_of_few_prompts_ends_and_its_duplicates_are_not_c
     assert kept([train, train, splits["train"][1], valid]) == both | {("valid", f"What is half of {valid}?")}
     assert kept([train, held_out]) == {("train", f"What is half of {train}?"), ("eval", f"What is half of {held_out}?")}
     assert drawn < 60 and given["eval"] > 20  # which data preparation counts
-    with pytest.raises(UserError, match="gave no task to train on or to validate on") as refused:
-        kept([held_out, splits["eval"][1]])
-    assert refused.value.hint == "its 2 different tasks, by the hash of their prompts: eval 2"
+    for other, counts in ((splits["eval"][1], "eval 2"), (valid, "eval 1, valid 1")):
+        with pytest.raises(UserError, match="gave no task to train on") as refused:
+            kept([held_out, other])
+        assert refused.value.hint == f"its 2 different tasks, by the hash of their prompts: {counts}"
 
 
 @pytest.mark.parametrize(("num_tasks", "is_told"), [(1000, False), (100_000, True)])

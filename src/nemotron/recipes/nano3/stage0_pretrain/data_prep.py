@@ -307,7 +307,9 @@ def main() -> None:
         )
         dataset.save(move=True)
         discard(work)
-        print(f"{dataset.ref}: {counted(num_documents, 'document')}, {counted(num_tokens, 'token')}", file=sys.stderr)
+        held_out = sum(source["valid_documents"] for source in written["sources"].values())
+        to_train = f"{counted(num_documents, 'document')}, {counted(num_tokens, 'token')} to train on"
+        print(f"{dataset.ref}: {to_train}; {counted(held_out, 'document')} held out", file=sys.stderr)
         print_complete({"data": dataset})
 
 

@@ -33,7 +33,7 @@ RIGHT, WRONG, UNUSABLE = 5, 2, 1
 _WORD = re.compile(r"\d|[^\W\d_]+")
 _WORD_OR_SIGN = re.compile(rf"{_WORD.pattern}|[^\w\s]|_")  # everything but whitespace
 _WORDS_NAMED = 4
-_SPOILED = 0.7  # of the comparisons that a program makes; in the others both answers are right
+_SPOILED, _RESPACED = 0.7, 0.15  # of the comparisons that a program makes; in the others both answers are equal
 
 
 def preference(
@@ -92,13 +92,18 @@ def parted(first: str, second: str) -> tuple[str, str, str, str]:
     return first[:start_1], first[start_1:end_1], second[start_2:end_2], first[end_1:]
 
 
+def same_words(first: str, second: str) -> bool:
+    """Whether two texts are equal but for whitespace."""
+    return _WORD_OR_SIGN.findall(first) == _WORD_OR_SIGN.findall(second)
+
+
 def comparison(task: Task, first: Response, second: Response, truth: Judgement | None, template: str) -> Task:
     """The comparison of two responses to `task`; without a `truth` it can only be asked, not be learned from.
 
     The prompt shows what both answers share once, and beside it A and B, in which they differ (`parted`); then which
     response is the shorter one: a small model finds differences, and counts no characters. The demonstration reasons as
-    a right response did, or as the task's solution, and names the answer that is right, with its first words. Where the
-    task has no solution the demonstration is the verdict alone.
+    a right response did, or as the task's solution, and names the answer that is right, with its first words if the two
+    differ in words. Where the task has no solution the demonstration is the verdict alone.
     """
     begin, part_1, part_2, end = parted(first.answer, second.answer)
     size_1, size_2 = lengths(first), lengths(second)
@@ -112,8 +117,9 @@ def comparison(task: Task, first: Response, second: Response, truth: Judgement |
     if task.solution.answer:
         sides = [("A", part_1, first, truth.score_1), ("B", part_2, second, truth.score_2)]
         good = sorted((side for side in sides if side[3] > WRONG), key=lambda side: (-side[3], lengths(side[2])))
-        named = f"{_first_words(good[0][1])} {' '.join(side[0] for side in good)}" if good else "none"
-        copied = good and good[0][2].answer != task.solution.answer
+        words = "" if not good or same_words(part_1, part_2) else _first_words(good[0][1])
+        named = f"{words} {' '.join(side[0] for side in good)}" if good else "none"
+        copied = good and not same_words(good[0][2].answer, task.solution.answer)
         reasoning = f"{good[0][2].reasoning if copied else task.solution.reasoning} => {named.strip()}"
     demonstration = Solution(chat.inert(reasoning, template), json.dumps(numbers))
     return Task(task.family, prompt, task.canonical, asdict(truth), demonstration)
@@ -164,7 +170,7 @@ def made_comparisons(tasks: Sequence[Task], seed: int, template: str, sandbox: S
         right, made = verify_all([task, task], [first.answer, second.answer], False, sandbox)
         truth = preference(first, second, (right, made), (True, True))
         equally_good = truth is not None and truth.score_1 == truth.score_2
-        if equally_good and first.answer != second.answer:
+        if equally_good and not same_words(first.answer, second.answer):
             continue  # the demonstration would copy the reasoning of the made one, perhaps that of another task
         if truth is not None:
             comparisons.append(rng.choice(both_orders(task, first, second, truth, template)))
@@ -172,13 +178,17 @@ def made_comparisons(tasks: Sequence[Task], seed: int, template: str, sandbox: S
 
 
 def made_responses(task: Task, other: Task, rng: random.Random) -> tuple[Response, Response]:
-    """A response with the right answer, and one in which, mostly, a program replaced a word or digit of it.
+    """A response with the right answer, and one in which, mostly, a program replaced a word or digit of it, or spaces.
 
     Whether that is still right is not known. One of them, no matter which, has the reasoning of `other`, a task of the
     same family: the judge sees no more of it than which one is shorter.
     """
     right = task.solution.answer
-    made = spoiled(right, f"{task.prompt} {other.prompt}", rng) if rng.random() < _SPOILED else right
+    kind, made = rng.random(), right
+    if kind < _SPOILED:
+        made = spoiled(right, f"{task.prompt} {other.prompt}", rng)
+    elif kind < _SPOILED + _RESPACED:
+        made = respaced(right)
     reasoning = [task.solution.reasoning, other.solution.reasoning]
     rng.shuffle(reasoning)  # which one is shorter must say nothing of which one is right
     return Response(reasoning[0], right), Response(reasoning[1], made)
@@ -197,6 +207,12 @@ def spoiled(answer: str, text: str, rng: random.Random) -> str:
         choices = [name.upper() if word[0].isupper() else name for name in alike if not name.isdigit()]
         choices = [name for name in choices if name != word[0]]
     return answer[: word.start()] + (rng.choice(choices) if choices else word[0]) + answer[word.end() :]
+
+
+def respaced(answer: str) -> str:
+    """`answer` without blanks behind its colons and commas, or with them where it has none: JSON may have either."""
+    dense = re.sub(r"([:,]) +", r"\1", answer)
+    return dense if dense != answer else re.sub(r"([:,])(?=\S)", r"\1 ", answer)
 
 
 def demonstration(task: Task, tokenizer: Tokenizer, template: str, thinking: bool) -> Rollout:

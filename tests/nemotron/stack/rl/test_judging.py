@@ -33,6 +33,7 @@ from nemotron.stack.rl.comparisons import (
     parted,
     preference,
     read_comparisons,
+    respaced,
     spoiled,
     swapped,
     truth_of,
@@ -170,6 +171,22 @@ def test_a_demonstration_on_a_made_pair_reasons_about_its_own_task() -> None:
     for task in comparisons:  # the prompt, what was answered in one or more lines, and which one is shorter
         asked = max((prompt for prompt in own if task.prompt.startswith(f"{prompt}\n")), key=len)
         assert task.solution.reasoning.startswith(f"{own[asked]} => "), task.prompt
+
+
+def test_a_judge_learns_that_answers_which_differ_in_blanks_are_both_right() -> None:
+    assert respaced('{"a": 1, "b": "x: y"}') == '{"a":1,"b":"x:y"}' and respaced('{"a":1,"b":2}') == '{"a": 1, "b": 2}'
+    tasks = generate_tasks("structured_output", "train", 300)
+    reasonings = {task.solution.reasoning for task in tasks}
+    respacings = [
+        task for task in made_comparisons(tasks, 5, "nano3", "bubblewrap")
+        if truth_of(task).score_1 == truth_of(task).score_2 == 5 and "{" in task.prompt.splitlines()[-2]
+        and "_ A) {" in task.prompt
+    ]  # fmt: skip
+    assert len(respacings) > 20
+    for task in respacings:
+        shorter = task.prompt[-1]
+        reasoning, named = task.solution.reasoning.split(" => ")
+        assert reasoning in reasonings and named == ("A B" if shorter == "A" else "B A")
 
 
 def test_the_first_two_neighbours_of_which_one_is_better_are_compared_in_both_orders() -> None:

@@ -100,7 +100,9 @@ class Checkpoints:
         if tensors:
             files["loop.safetensors"] = dict(tensors)
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # copies to pinned memory are asynchronous too
+            # Copies to pinned memory are asynchronous, too. Not all streams of the GPU: another thread may be recording
+            # its decoding steps on one (`decoding/replay.py`), and waiting for that is an error to both.
+            torch.cuda.current_stream().synchronize()
         self.last = path
         if not self._writes:
             return path

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -107,6 +108,19 @@ def test_save_returns_before_a_slow_disk_is_done_and_keeps_what_was_saved(
         assert (tmp_path / "async" / path).read_bytes() == (tmp_path / "sync" / path).read_bytes()
     record = json.loads((tmp_path / "async/step-00000003/state.json").read_text())
     assert record["state"] == {"cursor": [3]}
+
+
+def test_a_save_waits_for_its_own_stream_and_not_for_one_that_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA refuses to wait for a device of which a stream is being captured, as in generation ahead of the trainer."""
+    stream = MagicMock()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", MagicMock(side_effect=RuntimeError("stream is capturing")))
+    save(tmp_path, 1)
+    assert stream.synchronize.called
 
 
 def test_an_error_in_the_background_comes_up_and_the_older_checkpoint_stays(

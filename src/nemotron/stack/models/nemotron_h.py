@@ -36,10 +36,10 @@ from nemotron.stack.models.shared_prompt import SeparateRows, SharedPrompts
 class NemotronHOutput:
     """What `forward` returns.
 
-    logits: [B, L, V], or [selected, V]. load_balancing_loss: sum over the `E` blocks, as in Megatron-Core, of those of
-    multi-token prediction the mean over its depths; 0 outside training. mtp_logits: those of depth 1, 2, ... of
-    multi-token prediction (`losses.mtp_loss` takes them), each [B, L, V] or [selected of that depth, V]; empty where it
-    did not run.
+    logits: [B, L, V], or [selected, V]. load_balancing_loss: sum over the `E` blocks, as in Megatron-Core, where one of
+    multi-token prediction counts with its mean over the depths; 0 outside training. mtp_logits: those of depth 1, 2,
+    ... of multi-token prediction (`losses.mtp_loss` takes them), each [B, L, V] or [selected of that depth, V]; empty
+    where it did not run.
     """
 
     logits: Tensor

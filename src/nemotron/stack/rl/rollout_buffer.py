@@ -80,8 +80,9 @@ class RolloutBuffer:
         self._is_closed = False
 
     def take(self, step: int) -> Batch:
-        """The batch of `step`, once it is drawn. The weights as they are now begin to draw the last one that they may.
+        """The batch of `step`, once it is drawn.
 
+        The weights as they are now begin to draw the batch of `step + max_age`; in the first step all up to it.
         Raises what `draw` raised, StopRequested among it.
         """
         self.pending = {target: pending for target, pending in self.pending.items() if target >= step}

@@ -85,8 +85,9 @@ class Checkpoints:
     ) -> Path:
         """Save the checkpoint of `step` finished steps; returns its directory, which async_save fills a little later.
 
-        `state` is the loop's own (data cursor, counters), JSON-able. `tensors`: likewise, on the CPU; they stay as they
-        are. A step saved already is not saved again. An error half-way leaves the older checkpoints untouched.
+        `state` is the loop's own (data cursor, counters), JSON-able. `tensors`: the loop's own, on the CPU; the caller
+        must not change them afterwards, since they are written without a copy. A step saved already is not saved again.
+        An error half-way leaves the older checkpoints untouched.
         """
         self.wait()
         path = _directory(self.root, step)

@@ -54,7 +54,7 @@ def read_chunks(blocks: Sequence[Block], x_BTD: Tensor, caches: Sequence[Cache],
 
 
 def read_on(model: NemotronH, prompts: Sequence[Sequence[int]], states: list[Cache], room: int) -> tuple[Tensor, Cache]:
-    """Prompts of which each state, of one row, has read the beginning; at least one token is left of each.
+    """Read the rest of prompts: `states[i]`, of one row, has read `prompts[i]` but for at least its last token.
 
     States are taken out of their list: each goes when it has been copied.
     Returns logits of the last position [B, V] and the cache of all rows, with room for so many further tokens.

@@ -27,8 +27,8 @@ class Generation:
 
     tokens: generated ids, the stop token included. logprobs: log-probability of each generated token under the model's
     own distribution (temperature 1, no truncation), the behaviour policy of RL at temperature 1. finished: a stop token
-    was reached within the limit. entropies: mean entropy in nats of that distribution over a row's steps. states: of
-    each finished row that `keeps_states` what it has read: all tokens but the stop token.
+    was reached within the limit. entropies: mean entropy in nats of that distribution over a row's steps. states: what
+    a finished row has read, all tokens but the stop token, where `keeps_states` asked for it; else None.
     """
 
     tokens: list[list[int]]

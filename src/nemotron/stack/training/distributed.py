@@ -242,10 +242,6 @@ def gather_bytes(message: bytes) -> list[bytes]:
     return [of_rank[: int(length)].cpu().numpy().tobytes() for of_rank, length in pairs]
 
 
-def any_rank(flag: bool, device: torch.device) -> bool:
+def any_rank(flag: bool) -> bool:
     """Whether `flag` is true on at least one rank: a signal may reach only some of them, but all must stop together."""
-    if not dist.is_initialized():
-        return flag
-    flags = torch.tensor([float(flag)], device=device)
-    dist.all_reduce(flags)
-    return bool(flags.item() > 0)
+    return least_of_ranks(int(not flag)) == 0

@@ -97,7 +97,7 @@ def chosen_precision(mixed_precision: str, device: torch.device, begun: Checkpoi
     """
     if mixed_precision != "auto":
         return mixed_precision
-    everywhere = not any_rank(not multiplies_bf16(device), device)
+    everywhere = not any_rank(not multiplies_bf16(device))
     state = begun.latest_state() if begun else {}
     return "bf16_mixed" if from_rank_0(int(state.get("bf16", everywhere))) else "fp32"
 
@@ -233,7 +233,7 @@ class Session:
 
     def poll(self) -> None:
         """Raise StopRequested on every rank if a signal has come to one of them. All ranks call it equally often."""
-        if any_rank(self.stop.received is not None, self.ranks.device):
+        if any_rank(self.stop.received is not None):
             raise StopRequested(self.stop.received or signal.SIGTERM)
 
     @contextlib.contextmanager

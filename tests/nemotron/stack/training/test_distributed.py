@@ -32,7 +32,7 @@ def test_alone_nothing_changes() -> None:
     tensor = torch.tensor([1.0, 2.0])
     sum_over_ranks([tensor])
     assert tensor.tolist() == [1.0, 2.0]
-    assert any_rank(True, ranks.device) and not any_rank(False, ranks.device)
+    assert any_rank(True) and not any_rank(False)
     assert from_rank_0(7) == least_of_ranks(7) == 7 and gather_bytes(b"") == [b""]
     assert sum_metrics({"loss": torch.tensor(0.5), "tokens": 3}, ranks) == {"loss": 0.5, "tokens": 3.0}
     assert sum_metrics({}, ranks) == {}  # validation where no source holds text out
@@ -108,7 +108,7 @@ def test_two_ranks_sum_gradients_counts_and_flags(tmp_path: Path) -> None:
         count = torch.tensor(ranks.rank + 1, dtype=torch.int64)
         sum_over_ranks([count, torch.zeros(2)])
         sums = sum_metrics({"tokens": 2**53 - 1 if ranks.rank else 1, "nats": torch.tensor(0.5 + ranks.rank)}, ranks)
-        flags = (any_rank(ranks.rank == 1, ranks.device), any_rank(False, ranks.device), from_rank_0(ranks.rank + 5))
+        flags = (any_rank(ranks.rank == 1), any_rank(False), from_rank_0(ranks.rank + 5))
         assert least_of_ranks(sys.maxsize - ranks.rank) == sys.maxsize - 1
         assert gather_bytes(b"x" * ranks.rank) == [b"", b"x"] and gather_bytes(b"") == [b"", b""]
         torch.optim.AdamW(model.parameters())

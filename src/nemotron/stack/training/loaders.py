@@ -8,8 +8,9 @@ Shapes: B sequences of this rank, L = seq_len.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,12 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
-        seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL.to(device)
-        return Batch(self.input_ids_BL.to(device), self.labels_BL.to(device), self.loss_mask_BL.to(device), seq_idx)
+        return self._map(methodcaller("to", device))
 
     def micro_batches(self, size: int) -> Iterator[Batch]:
         """Slices of `size` rows; the last may be smaller."""
         for i in range(0, len(self.input_ids_BL), size):
-            rows = slice(i, i + size)
-            seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL[rows]
-            yield Batch(self.input_ids_BL[rows], self.labels_BL[rows], self.loss_mask_BL[rows], seq_idx)
+            yield self._map(itemgetter(slice(i, i + size)))
 
     def halves(self) -> list[Batch]:
         """The first half of the rows and the second, one more in the first where they are odd; one row is one batch."""
@@ -66,9 +64,13 @@ class Batch:
         What stands behind the last label changes nothing before it. IndexError: there is no label.
         """
         length = int(self.loss_mask_BL.ne(0).any(0).nonzero()[-1]) + 1
-        columns = (slice(None), slice(min(-(-length // multiple) * multiple, self.input_ids_BL.shape[1])))
-        seq_idx = None if self.seq_idx_BL is None else self.seq_idx_BL[columns]
-        return Batch(self.input_ids_BL[columns], self.labels_BL[columns], self.loss_mask_BL[columns], seq_idx)
+        width = min(-(-length // multiple) * multiple, self.input_ids_BL.shape[1])
+        return self._map(itemgetter((slice(None), slice(width))))
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The batch of its changed tensors."""
+        seq_idx = None if self.seq_idx_BL is None else change(self.seq_idx_BL)
+        return Batch(change(self.input_ids_BL), change(self.labels_BL), change(self.loss_mask_BL), seq_idx)
 
 
 class TokenStream:

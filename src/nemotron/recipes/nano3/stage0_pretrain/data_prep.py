@@ -307,9 +307,9 @@ def main() -> None:
         )
         dataset.save(move=True)
         discard(work)
-        held_out = sum(source["valid_documents"] for source in written["sources"].values())
+        num_held_out = sum(source["valid_documents"] for source in written["sources"].values())
         to_train = f"{counted(num_documents, 'document')}, {counted(num_tokens, 'token')} to train on"
-        print(f"{dataset.ref}: {to_train}; {counted(held_out, 'document')} held out", file=sys.stderr)
+        print(f"{dataset.ref}: {to_train}; {counted(num_held_out, 'document')} held out", file=sys.stderr)
         print_complete({"data": dataset})
 
 

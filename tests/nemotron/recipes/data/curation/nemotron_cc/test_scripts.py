@@ -182,7 +182,8 @@ def test_a_signal_ends_it_at_once_while_the_endpoint_is_silent(root: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
         process = start(root, command("rephrase", f"endpoint.base_url={url}", "endpoint.timeout=600"))
-        silent.accept()[0].close()  # so a request is under way
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)  # a tenth of what the request would wait
+        connection, _ = silent.accept()  # so a request is under way; closing it now would be an answer
+        with connection:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)  # a tenth of what the request would wait
         assert process.returncode == 143

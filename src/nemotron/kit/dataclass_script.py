@@ -202,12 +202,12 @@ def _check_given(config: Dataclass, prefix: str = "") -> None:
     for part in fields(config):
         if (given := part.metadata.get("given")) is None:
             continue
-        its: Any = getattr(config, part.name)
+        inner: Any = getattr(config, part.name)
         for name in given:
-            if (chosen := attrgetter(name)(its)) != attrgetter(name)(type(its)()):
+            if (chosen := attrgetter(name)(inner)) != attrgetter(name)(type(inner)()):
                 hint = "give --scale for all steps" if name == "scale" else "run the step's own script"
                 raise UserError(f"{prefix}{part.name}.{name} = {chosen}: this script decides it", hint)
-        _check_given(its, f"{prefix}{part.name}.")
+        _check_given(inner, f"{prefix}{part.name}.")
 
 
 def _check_output_dirs(config: object) -> None:

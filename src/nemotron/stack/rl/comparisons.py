@@ -117,10 +117,14 @@ def comparison(task: Task, first: Response, second: Response, truth: Judgement |
     if task.solution.answer:
         sides = [("A", part_1, first, truth.score_1), ("B", part_2, second, truth.score_2)]
         good = sorted((side for side in sides if side[3] > WRONG), key=lambda side: (-side[3], lengths(side[2])))
-        words = "" if not good or same_words(part_1, part_2) else _first_words(good[0][1])
-        named = f"{words} {' '.join(side[0] for side in good)}" if good else "none"
-        copied = good and not same_words(good[0][2].answer, task.solution.answer)
-        reasoning = f"{good[0][2].reasoning if copied else task.solution.reasoning} => {named.strip()}"
+        reasoning, named = task.solution.reasoning, "none"
+        if good:
+            _, part, response, _ = good[0]
+            words = "" if same_words(part_1, part_2) else _first_words(part)
+            named = f"{words} {' '.join(side[0] for side in good)}".strip()
+            if not same_words(response.answer, task.solution.answer):
+                reasoning = response.reasoning
+        reasoning = f"{reasoning} => {named}"
     demonstration = Solution(chat.inert(reasoning, template), json.dumps(numbers))
     return Task(task.family, prompt, task.canonical, asdict(truth), demonstration)
 
